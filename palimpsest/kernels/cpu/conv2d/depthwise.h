@@ -7,8 +7,8 @@
 /// takes 0.1 to 0.6 of libtorch's time (bench_convolution_time).
 namespace palimpsest::kernels::cpu::conv2d {
 
-/// Returns whether depthwise_backward_weight takes the problem: groups of 1 channel in and out, a window 3, 5
-/// or 7 pixels wide and of any height, any stride and dilation, no negative padding, at least as many channels as a vector
+/// Returns whether depthwise_backward_weight takes the problem: groups of 1 channel in and out, a window 3, 5,
+/// 7, 9 or 11 pixels wide and of any height, any stride and dilation, no negative padding, at least as many channels as a vector
 /// of the instruction set in use has lanes, and at least one output.
 bool fits_depthwise(const Conv2dProblem& problem);
 

@@ -47,7 +47,7 @@ struct PackedRows {
 /// kUsed: the vectors of b that hold the tile's columns.
 template <class Order, int64_t kUsed>
 void tile_of(Order order, int64_t count, const float* a, const float* b, const TileOutput& out,
-             ReadAhead ahead) {
+             const ReadAhead& ahead) {
   constexpr int64_t kWidth = kUsed * kLanes;
   V sums[kRows][kUsed] = {};
   const bool streaming = Order::kStreams && out.stores == Stores::kStreaming;
@@ -111,18 +111,18 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
 
 template <class Order>
 void tile_of_any_width(Order order, int64_t count, const float* a, const float* b, const TileOutput& out,
-                       ReadAhead ahead) {
+                       const ReadAhead& ahead) {
   return out.columns <= kLanes ? tile_of<Order, 1>(order, count, a, b, out, ahead)
                                : tile_of<Order, kVectors>(order, count, a, b, out, ahead);
 }
 
 void tile(int64_t count, const float* a, int64_t a_step, const float* b, int64_t b_step,
-          const TileOutput& out, ReadAhead ahead) {
+          const TileOutput& out, const ReadAhead& ahead) {
   tile_of_any_width(StepMajor{a_step, b_step}, count, a, b, out, ahead);
 }
 
 void tile_of_rows(int64_t count, const float* a, int64_t a_stride, const float* b, const TileOutput& out,
-                  ReadAhead ahead) {
+                  const ReadAhead& ahead) {
   if (a_stride == kDepth && out.stores == Stores::kCached)
     tile_of_any_width(PackedRows{}, count, a, b, out, ahead);
   else
@@ -172,7 +172,7 @@ void pack(int64_t count, const S* from, int64_t stride, int64_t width, bool relu
 
 template <class S>
 void pack_rows(int64_t count, const S* from, int64_t stride, int64_t width, float* to) {
-  pack<kRows>(count, from, stride, width, false, to);
+  pack<2 * kRows>(count, from, stride, width, false, to);
 }
 
 // streaming_fence is inline: its address would be a weak symbol, which a unit of one instruction set must not have.
@@ -259,8 +259,8 @@ constexpr ImageAccess<S> kImages{pack_rows<S>, pack<kColumns, S>, copy_rows<S>, 
 }  // namespace
 
 extern const MatrixKernels kMatrix;
-const MatrixKernels kMatrix{kRows,          kColumns,         kColumns / kVectors, kDepth,
-                            tile,           tile_of_rows,     end_streaming,       pack_transposed,
-                            kImages<float>, kImages<Float16>, kImages<BFloat16>};
+const MatrixKernels kMatrix{kRows,           2 * kRows,      kColumns,         kColumns / kVectors,
+                            kDepth,          tile,           tile_of_rows,     end_streaming,
+                            pack_transposed, kImages<float>, kImages<Float16>, kImages<BFloat16>};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

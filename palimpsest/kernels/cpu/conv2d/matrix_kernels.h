@@ -40,7 +40,7 @@ struct ReadAhead {
 template <class S>
 struct ImageAccess {
   /// to[k][j] = from[k * stride + j] for j < width and k < count; the rest of each row of `to`, which has
-  /// `rows` (`columns`) values of a tile, becomes 0.
+  /// `packed_rows` values (`columns`, those of a tile), becomes 0.
   void (*pack_rows)(int64_t count, const S* from, int64_t stride, int64_t width, float* to);
   void (*pack_columns)(int64_t count, const S* from, int64_t stride, int64_t width, bool relu, float* to);
   /// to[r][k] = from[r * stride + k] for r < count and k < width <= depth; each row of `to` has `depth`
@@ -52,18 +52,19 @@ struct ImageAccess {
 };
 
 struct MatrixKernels {
-  int64_t rows;     ///< of a tile: values that are broadcast one by one
-  int64_t columns;  ///< of a tile: values in vectors
-  int64_t lanes;    ///< of a vector
-  int64_t depth;    ///< the most steps of a tile whose columns stay in the first-level cache
+  int64_t rows;         ///< of a tile: values that are broadcast one by one
+  int64_t packed_rows;  ///< of two tiles, which pack_rows packs together: one would be less than a vector
+  int64_t columns;      ///< of a tile: values in vectors
+  int64_t lanes;        ///< of a vector
+  int64_t depth;        ///< the most steps of a tile whose columns stay in the first-level cache
 
   /// out[r][j] = sum over k < count of a[k * a_step + r] * b[k * b_step + j]. Reads all rows and all vectors of
   /// each step, even if `out` has fewer rows and its last vector fewer columns.
   void (*tile)(int64_t count, const float* a, int64_t a_step, const float* b, int64_t b_step,
-               const TileOutput& out, ReadAhead ahead);
+               const TileOutput& out, const ReadAhead& ahead);
   /// The same with a[r * a_stride + k] and b[k * columns + j].
   void (*tile_of_rows)(int64_t count, const float* a, int64_t a_stride, const float* b, const TileOutput& out,
-                       ReadAhead ahead);
+                       const ReadAhead& ahead);
   /// Makes streaming stores visible to other threads before all later stores.
   void (*end_streaming)();
 

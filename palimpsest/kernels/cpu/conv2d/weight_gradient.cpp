@@ -16,8 +16,9 @@ namespace {
 // Most pixels per product. A task divides its pixels into equal chunks: a short one at the end would read and
 // write all sums once more for little work.
 constexpr int64_t kMostPixels = 256;
-// Pixels that are packed together: all their channels in turn, while they stay in the first-level cache.
-constexpr int64_t kPackedAtOnce = 32;
+// Pixels of dy, and of x, that are packed together: all their channels in turn, while they stay in the first-level cache.
+// Two packed rows share a cache line, and as many lines as pixels may lie in one set of the cache.
+constexpr int64_t kRowsAtOnce = 8, kColumnsAtOnce = 32;
 // Tiles of rows and of columns that a task packs, each once for all tiles of the other side: 256 KiB each, so
 // that they stay in the second-level cache. A task packs all columns if there are so few rows that both take
 // at most 640 KiB.
@@ -51,7 +52,9 @@ class WeightGradient {
         row_blocks_(ceil_divide(problem_.group_out(), kRowTiles * kernels_.rows)),
         column_blocks_(packed_bytes() <= kPackedBytes ? 1 : ceil_divide(column_tiles_, kColumnTiles)),
         same_pixels_(problem_.stride.h * problem_.stride.w == 1 && problem_.in.h == problem_.out.h &&
-                     problem_.in.w == problem_.out.w) {
+                     problem_.in.w == problem_.out.w),
+        pointwise_(same_pixels_ && problem_.kernel_size.h * problem_.kernel_size.w == 1 &&
+                   problem_.padding.h == 0 && problem_.padding.w == 0) {
     const int64_t room = kPartialBytes / static_cast<int64_t>(sizeof(float)) / problem_.weights();
     const auto blocks = [&] { return problem_.groups * row_blocks_ * column_blocks_; };
     segments_ =
@@ -99,8 +102,10 @@ class WeightGradient {
       return Range{all_pixels.begin + some.begin, all_pixels.begin + some.end};
     };
     const int64_t most = ceil_divide(all_pixels.size(), chunks);
-    const int64_t a_size = kernels_.rows * most, b_size = kernels_.columns * most;  // of a packed tile
-    float* const a = scratch<PackedRows>(row_tiles * a_size);
+    const int64_t a_step = kernels_.packed_rows, tiles_per_step = a_step / kernels_.rows;
+    const int64_t a_size = a_step * most,
+                  b_size = kernels_.columns * most;  // of rows and of columns packed together
+    float* const a = scratch<PackedRows>(ceil_divide(row_tiles, tiles_per_step) * a_size);
     float* const b = scratch<PackedColumns>(tiles.size() * b_size);
     const int64_t row_size = problem_.kernel_size.h * problem_.kernel_size.w * problem_.group_in();
     const int64_t first_row = group * problem_.group_out() + rows.begin;
@@ -109,17 +114,18 @@ class WeightGradient {
     for (int64_t i = 0; i < chunks; ++i) {
       const Range pixels = chunk(i);
       const int64_t p = pixels.begin;
-      for (int64_t q = p; q < pixels.end; q += kPackedAtOnce) {
-        const Range some{q, std::min(q + kPackedAtOnce, pixels.end)};
-        for (int64_t r = 0; r < row_tiles; ++r)
-          images_.pack_rows(some.size(), dy_ + q * problem_.c_out + first_row + r * kernels_.rows,
-                            problem_.c_out, height(r), a + r * a_size + (q - p) * kernels_.rows);
+      for (int64_t q = p; q < pixels.end; q += kRowsAtOnce)
+        for (int64_t row = 0; row < rows.size(); row += a_step)
+          images_.pack_rows(std::min(kRowsAtOnce, pixels.end - q), dy_ + q * problem_.c_out + first_row + row,
+                            problem_.c_out, std::min(a_step, rows.size() - row),
+                            a + row * most + (q - p) * a_step);
+      for (int64_t q = p; q < pixels.end; q += kColumnsAtOnce)
         for (int64_t t = tiles.begin; t < tiles.end; ++t) {
           const Column c = column(t);
-          pack_columns(some, c.position, group * problem_.group_in() + c.first, c.width,
+          pack_columns({q, std::min(q + kColumnsAtOnce, pixels.end)}, c.position,
+                       group * problem_.group_in() + c.first, c.width,
                        b + (t - tiles.begin) * b_size + (q - p) * kernels_.columns);
         }
-      }
       // So that packing need not wait for memory: even products prefetch the next rows of dy, the others those of x, if
       // an output's pixel is the input's.
       const int64_t products = tiles.size() * row_tiles, odd = same_pixels_ ? products / 2 : 0;
@@ -139,9 +145,9 @@ class WeightGradient {
         for (int64_t r = 0; r < row_tiles; ++r) {
           float* const to =
               dw + (first_row + r * kernels_.rows) * row_size + c.position * problem_.group_in() + c.first;
-          kernels_.tile(pixels.size(), a + r * a_size, kernels_.rows, b + (t - tiles.begin) * b_size,
-                        kernels_.columns, {to, row_size, height(r), c.width, i > 0},
-                        (of_x ? next_x : next_dy).next(a));
+          const float* const from = a + r / tiles_per_step * a_size + r % tiles_per_step * kernels_.rows;
+          kernels_.tile(pixels.size(), from, a_step, b + (t - tiles.begin) * b_size, kernels_.columns,
+                        {to, row_size, height(r), c.width, i > 0}, (of_x ? next_x : next_dy).next(a));
           of_x = !of_x && odd > 0;
         }
       }
@@ -169,6 +175,11 @@ class WeightGradient {
   /// Packs the input that position (ky, kx) of the window meets at these outputs: channels [channel, channel
   /// + width), zero outside of the image.
   void pack_columns(Range pixels, int64_t position, int64_t channel, int64_t width, float* to) const {
+    if (pointwise_) {
+      images_.pack_columns(pixels.size(), x_ + pixels.begin * problem_.c_in + channel, problem_.c_in, width,
+                           problem_.relu_x, to);
+      return;
+    }
     const int64_t shift_h = position / problem_.kernel_size.w * problem_.dilation.h - problem_.padding.h;
     const int64_t shift_w = position % problem_.kernel_size.w * problem_.dilation.w - problem_.padding.w;
     // Outputs whose pixel lies in the image: 0 <= ow * stride + shift_w < in.w.
@@ -204,7 +215,7 @@ class WeightGradient {
   const S* const dy_;
   const int64_t tiles_each_, column_tiles_, row_blocks_;
   int64_t column_blocks_, segments_;
-  const bool same_pixels_;
+  const bool same_pixels_, pointwise_;  ///< pointwise_: an output reads no more than its own pixel
 };
 
 }  // namespace
