@@ -17,7 +17,7 @@ struct ConvolutionOptions {
 /// Convolution. libtorch runs it, except for passes where a kernel of ours takes less time (kernels/conv2d.h;
 /// benchmarks/convolution_time.cpp measures them). These passes compute in f32 on a CPU, channels-last, with two
 /// spatial dimensions:
-///   depthwise                    the weight gradient, if the kernel is 3, 5 or 7 pixels wide
+///   depthwise                    the weight gradient, if the kernel is 3, 5, 7, 9 or 11 pixels wide
 ///   groups of 2 to 16 channels   forward (without bias) and both gradients
 ///   wider groups                 forward and both gradients of 3x3 kernels of stride 1 over many pixels, from
 ///                                16 channels on; forward (without bias) and both gradients of 1x1 kernels

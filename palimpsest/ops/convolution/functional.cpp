@@ -1,5 +1,6 @@
 #include "palimpsest/ops/convolution/functional.h"
 
+#include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/conv2d.h"
 #include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/common/gradients.h"
@@ -10,10 +11,12 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
 #include <numeric>
+#include <vector>
 
 namespace palimpsest::ops::convolution_detail {
 namespace {
@@ -140,15 +143,32 @@ Gradients backward_by_kernels(const at::Tensor& dout, const at::Tensor& x, const
   return result;
 }
 
+/// Returns the sum over images and pixels of each channel. The order of libtorch's sum depends on the number of
+/// threads, so a dense tensor on a CPU is summed as a batch's mean, in f64.
+at::Tensor sum_of_channels(const at::Tensor& dout) {
+  const auto layout = native_layout(dout.sizes(), dout.strides());
+  if (!layout || is_traced(dout) || !dout.device().is_cpu() || dout.numel() == 0 ||
+      !(is_image_type(dout.scalar_type()) || dout.scalar_type() == at::kDouble)) {
+    std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);
+    std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
+    return dout.sum(pixels);
+  }
+  const Shape3 shape = shape3(dout);
+  std::vector<double> mean(static_cast<size_t>(shape.c)), var(mean.size());
+  kernels::cpu::abn_statistics({.shape = shape, .layout = *layout, .dtype = dtype_of(dout.scalar_type())},
+                               dout.const_data_ptr(), mean.data(), var.data());
+  for (double& value : mean) value *= static_cast<double>(shape.per_channel());
+  return at::from_blob(mean.data(), {shape.c}, at::kDouble)
+      .to(dout.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
 Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                            const ConvolutionOptions& options, std::array<bool, 3> needed, Reads reads) {
   Gradients result = backward_by_kernels(dout, x, weight, options, needed, reads);
   auto& [need_input, need_weight, need_bias] = needed;
   if (need_bias && !need_weight) {
     // For the bias without the weight, oneDNN would compute the weight gradient once more.
-    std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);
-    std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
-    result.bias = dout.sum(pixels);
+    result.bias = sum_of_channels(dout);
     need_bias = false;
   }
   if (!need_input && !need_weight) return result;
