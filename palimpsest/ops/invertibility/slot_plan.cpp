@@ -152,8 +152,9 @@ class SlotPlan {
       most = std::max(most, __atomic_exchange_n(&report->counts, SlotReport::kUnknown, __ATOMIC_RELAXED));
     passes_ = 0;
     if (most == SlotReport::kUnknown) return;
-    // Reports of some of the layers may still be on their way: those of the step before count, too.
-    before_ = most_reports_ > 1 && latest_ != SlotReport::kUnknown ? kernels::unpack_counts(latest_).near : 0;
+    // Reports of some of the passes may still be on their way: those of the step before count, too.
+    before_ =
+        reports_.size() > 1 && latest_ != SlotReport::kUnknown ? kernels::unpack_counts(latest_).near : 0;
     latest_ = most;
   }
 
@@ -202,7 +203,7 @@ class Plans {
       if (found != parameters_.end()) return {found->second.plan, true};
       if (key.requires_grad() || kind.constants++ < kMostOfAKind) {
         forget_dead();
-        auto plan = std::make_shared<SlotPlan>(p.shape.c, 1);
+        auto plan = std::make_shared<SlotPlan>(p.shape.c, kPassesOfAStep);
         parameters_.emplace(place, Parameter{key.storage().getWeakStorageImpl(), plan});
         return {std::move(plan), true};
       }
@@ -235,6 +236,9 @@ class Plans {
  private:
   /// More than a network has layers of one kind, and so more than its frozen weights.
   static constexpr std::size_t kMostOfAKind = 256;
+  /// Passes of one parameter in a step whose reports are kept apart: uses of a shared layer, parts of a batch,
+  /// passes that run again. Later ones take the place of earlier ones.
+  static constexpr std::size_t kPassesOfAStep = 16;
 
   struct Kind {
     std::shared_ptr<SlotPlan> plan;

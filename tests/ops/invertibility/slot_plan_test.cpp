@@ -126,6 +126,27 @@ TEST(SlotPlan, ARecomputedPassHasTheSlotsOfItsFirstRun) {
   }
 }
 
+TEST(SlotPlan, ALayerThatIsUsedTwiceHasSlotsForTheUseThatNeedsMore) {
+  Device device(16);
+  device.slots();
+  for (int step = 0; step < 3; ++step) {
+    device.backward(), device.step();
+    device.near = 7;  // its residual is larger there
+    const int64_t first = device.slots();
+    device.near = 0;
+    const int64_t second = device.slots();
+    EXPECT_EQ(first, second);
+    if (step > 0) EXPECT_EQ(first, 7) << "step " << step;
+    device.run();
+  }
+  device.backward(), device.step();
+  device.near = 7, device.slots();
+  device.run();  // the report of the second use is on its way
+  device.near = 0, device.slots();
+  device.backward(), device.step();
+  EXPECT_EQ(device.slots(), 7);
+}
+
 TEST(SlotPlan, APassWithinBackwardIsARecomputedOne) {
   Device device(4);
   device.slots();
