@@ -77,7 +77,9 @@ bool runs_again() {
 /// The slots of one layer's passes, or of all layers of one kind.
 class SlotPlan {
  public:
-  SlotPlan(int64_t channels, std::size_t most_reports) : channels_(channels), most_reports_(most_reports) {}
+  /// is_shared: of all layers of a kind, whose values have no version: each backward pass ends a step.
+  SlotPlan(int64_t channels, std::size_t most_reports, bool is_shared)
+      : channels_(channels), most_reports_(most_reports), is_shared_(is_shared) {}
   ~SlotPlan() {
     for (SlotReport* report : reports_) Reports::instance().give_back(report);
   }
@@ -90,6 +92,7 @@ class SlotPlan {
     const int64_t writes = slots_ ? version - version_ : 0;
     if (!slots_ || writes != 0 || (again ? !had_first_run_ : had_backward_)) {
       read_reports();
+      if (writes != 0 || is_shared_) begin_step();
       if (wait && (!slots_ || !is_step(writes))) {
         ++waits;
         (*wait)(report_of_pass());
@@ -109,7 +112,7 @@ class SlotPlan {
       had_first_run_ = had_backward_ = false;
     }
     warn_if_late();
-    if (!again) had_first_run_ = true, had_backward_ = false;
+    if (!again) ++first_runs_, had_first_run_ = true, had_backward_ = false;
     const int64_t count = slots_.value_or(channels_);
     least_slots_ = std::min(least_slots_, count);
     return {count, report_of_pass(), again};
@@ -145,17 +148,24 @@ class SlotPlan {
     return reports_[passes_++ % reports_.size()];
   }
 
-  /// Takes the largest count of the passes since the last call. Keeps it if no report has arrived.
+  /// Takes the largest count of the reports that have arrived. Keeps what is known if there is none.
   void read_reports() {
     int64_t most = SlotReport::kUnknown;
     for (SlotReport* report : reports_)
       most = std::max(most, __atomic_exchange_n(&report->counts, SlotReport::kUnknown, __ATOMIC_RELAXED));
     passes_ = 0;
     if (most == SlotReport::kUnknown) return;
-    // Reports of some of the passes may still be on their way: those of the step before count, too.
-    before_ =
-        reports_.size() > 1 && latest_ != SlotReport::kUnknown ? kernels::unpack_counts(latest_).near : 0;
-    latest_ = most;
+    // Reports of other uses of the layer, or of other layers of its kind, may still be on their way: those of the step
+    // before count, too. A pass that runs again has the count of its first run.
+    if (!latest_is_of_step_)
+      before_ = first_runs_ > 1 && latest_ != SlotReport::kUnknown ? kernels::unpack_counts(latest_).near : 0;
+    latest_ = latest_is_of_step_ ? std::max(latest_, most) : most;
+    latest_is_of_step_ = true;
+  }
+
+  void begin_step() {
+    latest_is_of_step_ = false;
+    first_runs_ = 0;
   }
 
   void warn_if_late() {
@@ -172,9 +182,13 @@ class SlotPlan {
   std::mutex mutex_;
   const int64_t channels_;
   const std::size_t most_reports_;
+  const bool is_shared_;
   std::vector<SlotReport*> reports_;
-  std::size_t passes_ = 0;  ///< since the last read_reports
+  std::size_t passes_ = 0;      ///< since the last read_reports
+  std::size_t first_runs_ = 0;  ///< passes of the step but for those that run again
+  /// The most of the latest step of which reports have arrived, and the near channels of the step before it.
   int64_t latest_ = SlotReport::kUnknown, before_ = 0;
+  bool latest_is_of_step_ = false;  ///< later reports of the step add to latest_
   unsigned long long known_late_ = 0;
   std::optional<int64_t> slots_;  ///< none: nothing is known
   int64_t least_slots_ = -1;      ///< of the passes with these values
@@ -203,12 +217,12 @@ class Plans {
       if (found != parameters_.end()) return {found->second.plan, true};
       if (key.requires_grad() || kind.constants++ < kMostOfAKind) {
         forget_dead();
-        auto plan = std::make_shared<SlotPlan>(p.shape.c, kPassesOfAStep);
+        auto plan = std::make_shared<SlotPlan>(p.shape.c, kPassesOfAStep, /*is_shared=*/false);
         parameters_.emplace(place, Parameter{key.storage().getWeakStorageImpl(), plan});
         return {std::move(plan), true};
       }
     }
-    if (!kind.plan) kind.plan = std::make_shared<SlotPlan>(p.shape.c, kMostOfAKind);
+    if (!kind.plan) kind.plan = std::make_shared<SlotPlan>(p.shape.c, kMostOfAKind, /*is_shared=*/true);
     return {kind.plan, false};
   }
 

@@ -4,6 +4,7 @@
 #include "palimpsest/ops/invertibility/saved_channels.h"
 #include "palimpsest/ops/invertibility/slot_plan.h"
 #include "tests/ops/abn_case.h"
+#include "tests/support/cuda_emulator/emulator.h"
 
 #include <gtest/gtest.h>
 
@@ -234,6 +235,45 @@ TEST_F(InvertibilityPasses, AResidualIsSampledOnTheDeviceInEveryPass) {
   EXPECT_EQ(abn_fallback_stats().layers, 1);
   EXPECT_EQ(abn_fallback_stats().late, 8);
   EXPECT_EQ(invertibility::host_waits() - before, 1);
+}
+
+TEST_F(InvertibilityPasses, ALayerOfTwoUsesIsExactInTheOneThatNeedsSlots) {
+  const Trained plain;
+  Trained hidden = plain;  // the same weight and bias; a residual hides x in every channel
+  hidden.c.residual = (torch::randn({4, 8, 6, 7}) * 1000).set_requires_grad(true);
+  const auto pass = [&] {
+    const at::Tensor x = plain.c.base.detach().clone().set_requires_grad(true);
+    const at::Tensor z = abn(x, {plain.weight, plain.bias}, plain.c.options, hidden.c.residual->detach());
+    const auto g = torch::autograd::grad({z}, {x, plain.weight, plain.bias}, {plain.c.dz});
+    return Gradients{g[0], g[1], g[2]};
+  };
+  plain.pass();
+  for (int i = 0; i < 4; ++i) {
+    plain.step(2, 0.5 + 0.01 * i);
+    const Gradients got = pass();
+    if (i > 0) hidden.expect_right(got);
+    plain.expect_right(plain.pass());
+  }
+  EXPECT_EQ(abn_fallback_stats().late, 8) << "in the first step only";
+}
+
+TEST_F(InvertibilityPasses, AGraphThatRecordsAFirstPassSavesAllChannelsAndIsExact) {
+  for (const Saved saved : kKindsWithSlots) {
+    reset_abn_fallback_stats();
+    const Trained layer;
+    layer.step(5, 0);
+    const int64_t before = invertibility::host_waits();
+    {
+      const cuda_emulator::Capture graph(nullptr);  // the stream of the tests
+      layer.expect_right(layer.pass(saved));
+      layer.step(5, 1);
+      layer.step(2, 0);
+      layer.expect_right(layer.pass(saved));
+    }
+    EXPECT_EQ(invertibility::host_waits() - before, 0);
+    EXPECT_GT(abn_fallback_stats().layers, 0);
+    EXPECT_EQ(abn_fallback_stats().late, 0);
+  }
 }
 
 TEST_F(InvertibilityPasses, WithoutAWeightTheFirstPassOfItsKindWaits) {

@@ -283,11 +283,12 @@ TEST(SlotPlan, AlwaysHadSlotsIsTrueOfTheseValuesOnly) {
   device.slots();
   EXPECT_TRUE(always_had_slots(device.weight, device.bias));
   device.near = 0;
-  device.backward();
-  device.run();
-  device.slots();
-  device.run();
-  device.backward();
+  device.backward(), device.run();
+  EXPECT_EQ(device.slots(), 3) << "a pass with the same values needed them";
+  device.run(), device.backward(), device.step();
+  EXPECT_EQ(device.slots(), 3);
+  EXPECT_TRUE(always_had_slots(device.weight, device.bias));
+  device.run(), device.backward(), device.step();
   EXPECT_EQ(device.slots(), 0);
   EXPECT_FALSE(always_had_slots(device.weight, device.bias)) << "one pass had none";
   device.step();
