@@ -21,14 +21,24 @@ TEST(MasterWeights, KeepSmallUpdatesThatF16WeightsLose) {
   // weight / update = 4096 > 2048: half of the last place of f16 beside 1.
   const double lr = std::ldexp(1.0, -12);
   constexpr int kSteps = 4096;
-  at::Tensor half = torch::ones({4}).to(at::kHalf), master = torch::ones({4});
-  for (int step = 0; step < kSteps; ++step) {
-    const at::Tensor gradient = torch::ones({4}).to(at::kHalf);
-    half.sub_(gradient * lr);
-    master.sub_(gradient.to(at::kFloat) * lr);
+  for (const bool with_masters : {true, false}) {
+    std::vector<at::Tensor> weights{torch::ones({2, 2}, at::kHalf).set_requires_grad(true)};
+    if (with_masters) weights[0] = torch::ones({2, 2}).set_requires_grad(true);
+    std::optional<MasterWeights> masters;
+    if (with_masters) masters.emplace(weights, at::kHalf);
+    ASSERT_EQ(weights[0].scalar_type(), at::kHalf);
+    torch::optim::SGD sgd(with_masters ? masters->parameters() : weights, torch::optim::SGDOptions(lr));
+    for (int step = 0; step < kSteps; ++step) {
+      weights[0].sum().backward();  // a gradient of 1
+      if (with_masters) masters->collect_gradients();
+      sgd.step();
+      if (with_masters) masters->publish();
+      weights[0].mutable_grad() = at::Tensor();
+      sgd.zero_grad();
+    }
+    EXPECT_TRUE(torch::equal(weights[0], torch::full({2, 2}, with_masters ? 0.0 : 1.0, at::kHalf)))
+        << (with_masters ? "all 4096 updates arrived" : "not one did");
   }
-  EXPECT_TRUE(torch::equal(half, torch::ones({4}).to(at::kHalf))) << "not one of 4096 updates arrived";
-  EXPECT_TRUE(torch::equal(master, torch::zeros({4}))) << "all did";
 }
 
 TEST(MasterWeights, TinyGradientsVanishAtScale1AndSurviveAtAChosenScale) {
