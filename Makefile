@@ -13,7 +13,7 @@ help:
 	@echo "make test    builds and runs all tests, and some again under the sanitizers;  make sanitize  these alone"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make fuzz    gives every parser 1,000,000 mutated files under the sanitizers: hours"
-	@echo "make bench   measures every claim: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
+	@echo "make bench   measures the claims about this CPU: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
 	@echo "make bench THREADS=1,2 ISA=x86-64-v3,x86-64-v4  measures this machine instead, with each of these: $(RESULTS)/machines.md"
 	@echo "make carried [ARCHITECTURES=90]  the program with the kernels for GPUs, to be carried to a machine with one: docs/gpu_check.md"
 	@echo "make pages   writes the pages of docs/results again from the JSON files beside them"

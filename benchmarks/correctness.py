@@ -22,7 +22,7 @@ import sys
 
 import torch
 
-from support import ROOT, Options, finish, processor_name
+from support import ROOT, Options, commit, finish, processor_name
 
 sys.path.insert(0, str(ROOT / "python"))
 
@@ -203,7 +203,7 @@ def main():
     passed = all(row["sides"]["ours"]["right"] for row in rows)
     print(f"correctness: {'every claim holds' if passed else 'a claim FAILED'}")
     table = {"benchmark": "correctness", "device": options.device, "processor": machine, "threads": torch.get_num_threads(),
-             "libtorch": torch.__version__.split("+")[0], "rows": rows, "pass": passed}
+             "libtorch": torch.__version__.split("+")[0], "commit": commit(), "rows": rows, "pass": passed}
     return finish(table, options)
 
 

@@ -171,6 +171,7 @@ nlohmann::ordered_json to_json(const std::vector<Point>& points, int repeats) {
           {"processor", processor_name()},
           {"threads", at::get_num_threads()},
           {"libtorch", TORCH_VERSION},
+          {"commit", commit()},
           {"growth", 12},
           {"batch", kBatch},
           {"repeats", repeats},

@@ -22,7 +22,7 @@ import tempfile
 
 from support import ROOT, commit, positive, replace_file
 
-BENCHMARKS = ("layer_time", "max_pool_time", "model_step")
+BENCHMARKS = ("layer_time", "max_pool_time", "model_step", "densenet_time")
 # set: (in the names of files, ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), best set first. On Arm
 # there is one set, and nothing to choose.
 SETS = {"x86-64-v4-bf16": ("avx512", "avx512", "AVX512_CORE_BF16", "AVX512"),
@@ -133,7 +133,7 @@ def machine_name(processor, best):
 
 
 def measure(options, benchmark, instruction_set, threads):
-    """One run: its settings and rows, without limits, which hold for the machine of make bench alone."""
+    """One run: its settings and rows."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "table.json")
         command = [options.build / f"bench_{benchmark}", "--threads", threads, "--json", path]
@@ -144,8 +144,7 @@ def measure(options, benchmark, instruction_set, threads):
         table = json.loads(path.read_text())
     return {**{key: table[key] for key in ("benchmark", "instruction_set", "libtorch_instruction_set", "threads", "libtorch",
                                            "repeats")},
-            "commit": commit(),
-            "rows": [{key: value for key, value in row.items() if key not in ("limit", "pass")} for row in table["rows"]]}
+            "commit": commit(), "rows": table["rows"]}
 
 
 def read(path, here):

@@ -148,7 +148,9 @@ int run_program(int argc, char** argv) {
   std::printf("numerics: %s\n", pass ? "every claim holds" : "a claim FAILED");
   if (!options.json.empty()) {
     std::ofstream file(options.json);
-    file << "{\"benchmark\": \"numerics\", \"pass\": " << (pass ? "true" : "false") << ", \"rows\": [";
+    file << "{\"benchmark\": \"numerics\", \"processor\": " << Json(processor_name()).dump()
+         << ", \"commit\": " << Json(commit()).dump() << ", \"pass\": " << (pass ? "true" : "false")
+         << ", \"rows\": [";
     for (std::size_t i = 0; i < rows.size(); ++i) file << (i ? ",\n" : "\n") << rows[i].dump();
     file << "\n]}\n";
     file.close();

@@ -27,7 +27,7 @@ import statistics
 import subprocess
 import sys
 
-from support import ROOT, replace_file
+from support import ROOT, commit, processor_name, replace_file
 
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 METRICS = {"top1": "top-1", "mean_iou": "mean IoU"}
@@ -143,7 +143,7 @@ def measure(options, common):
     for row in rows[1:]:
         row["difference"] = row["mean"] - rows[0]["mean"]
         row["pass"] = (-row["difference"] if options.may_gain else abs(row["difference"])) <= room
-    return {"benchmark": "seed_spread", "options": recorded(common), "seeds": options.seeds, "metric": METRICS[metric],
+    return {"benchmark": "seed_spread", "processor": processor_name(), "commit": commit(), "options": recorded(common), "seeds": options.seeds, "metric": METRICS[metric],
             "allowed_points": options.allow, "may_gain": options.may_gain, "variants": rows, "pass": all(row["pass"] for row in rows[1:])}
 
 

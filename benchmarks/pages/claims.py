@@ -1,5 +1,5 @@
-"""docs/results/claims.md: every claim that was measured against an opponent: those that do not hold first, then the files with
-their machines. Made from all JSON files that have rows with a limit."""
+"""docs/results/claims.md: every claim that was measured against an opponent: those that do not hold first, then all files with
+their machines and commits. Made from all JSON files, in folders too."""
 from result_page import Unreadable, read, table
 
 TITLE = "docs/results/claims.md: which claims hold, which do not, and on which machine each was measured"
@@ -7,8 +7,8 @@ TITLE = "docs/results/claims.md: which claims hold, which do not, and on which m
 PAGE = """# Claims
 
 A claim says that ours takes at most a share, the limit, of an opponent's time or bytes. Each program of `make bench` prints
-its claims with their opponents; `scripts/gpu_check` does so on a GPU. `benchmarks/pages/pages claims` writes this page from
-the JSON files beside it.
+its claims with their opponents, `make bench THREADS=1,2` those of other machines (`machines/`); `scripts/gpu_check` does so on
+a GPU. `benchmarks/pages/pages claims` writes this page from the JSON files beside it.
 
 ## What does not hold
 
@@ -16,36 +16,73 @@ the JSON files beside it.
 
 ## Where each file was measured
 
+The time of a page's files is the commit here. Trainings and byte counts do not depend on the machine.
+
 {files}
 """
+NOT_RECORDED = "not recorded"
 
 
-def claims(content):
-    """The rows of a file that claim something and were measured; none if the file has no such rows."""
-    rows = content.get("rows") if isinstance(content, dict) else None
-    return [row for row in rows or [] if isinstance(row, dict) and row.get("limit") is not None
+def runs_of(content):
+    """The parts of a file that were measured with one setting each: of a machine, its runs; else the whole file."""
+    if not isinstance(content, dict):
+        return [{}]
+    if "machine" in content and all("benchmark" in run for run in content.get("runs", [])):
+        return [{"processor": content["machine"]["processor"], **run} for run in content["runs"]]
+    return [content]
+
+
+def claims(run):
+    """The rows of a run that claim something and were measured; none if there are no such rows."""
+    return [row for row in run.get("rows") or [] if isinstance(row, dict) and row.get("limit") is not None
             and isinstance(row.get("pass"), bool) and isinstance(row.get("ratio"), float)]
 
 
-def machine_of(content):
-    """"processor, 2 threads, x86-64-v4", with what the file has."""
-    parts = [content.get("processor") or content.get("device") or "not recorded"]
-    if "threads" in content:
-        parts.append(f"{content['threads']} thread" + ("s" if content["threads"] != 1 else ""))
-    if "instruction_set" in content:
-        parts.append(content["instruction_set"])
-    return ", ".join(map(str, parts))
+def setting_of(run):
+    """["2 threads", "x86-64-v4"], with what the run has."""
+    threads = [f"{run['threads']} thread" + ("s" if run["threads"] != 1 else "")] if "threads" in run else []
+    return threads + ([run["instruction_set"]] if "instruction_set" in run else [])
+
+
+def recorded(runs, *keys):
+    """What the runs, or if they do not say it their parts, say of the first of the keys that they have: all that differ."""
+    parts = [part for run in runs for name in ("rows", "runs", "variants") for part in run.get(name) or [] if isinstance(part, dict)]
+    for some in (runs, parts):
+        for key in keys:
+            if found := dict.fromkeys(one[key] for one in some if isinstance(one.get(key), str)):
+                return ", ".join(found)
+    return NOT_RECORDED
+
+
+def machine_of(runs):
+    """"processor, 2 threads, x86-64-v4" of one run, the processor alone of several."""
+    return ", ".join([recorded(runs, "processor", "device", "machine"), *(setting_of(runs[0]) if len(runs) == 1 else [])])
+
+
+def failures(name, runs):
+    """Rows of the table of claims that do not hold."""
+    rows = []
+    for run in runs:
+        setting = f" ({', '.join(setting_of(run))})" if len(runs) > 1 else ""
+        rows += [[f"`{name}`{setting}", row.get("claim") or row["row"], row.get("opponent_name", ""), f"{row['ratio']:.3f}",
+                  f"{row['limit']:.2f}"] for row in claims(run) if not row["pass"]]
+    return rows
+
+
+def file_row(name, runs):
+    """A row of the table of files."""
+    rows = [row for run in runs for row in claims(run)]
+    counts = [str(len(rows)), str(sum(not row["pass"] for row in rows))] if rows else ["", ""]
+    return [f"`{name}`", machine_of(runs), recorded(runs, "commit"), *counts]
 
 
 def write(results):
-    found = {path.name: read(path) for path in sorted(results.glob("*.json"))}
-    found = {name: (content, claims(content)) for name, content in found.items() if claims(content)}
-    if not found:
+    found = {str(path.relative_to(results)): runs_of(read(path)) for path in sorted(results.rglob("*.json"))}
+    found = {name: runs for name, runs in found.items() if runs}
+    if not any(claims(run) for runs in found.values() for run in runs):
         raise Unreadable(f"{results} has no JSON file with claims; `make bench` writes them")
-    failed = [[f"`{name}`", row.get("claim") or row["row"], row.get("opponent_name", ""), f"{row['ratio']:.3f}", f"{row['limit']:.2f}"]
-              for name, (_, rows) in found.items() for row in rows if not row["pass"]]
-    files = [[f"`{name}`", machine_of(content), content.get("commit", "not recorded"), str(len(rows)),
-              str(sum(not row["pass"] for row in rows))] for name, (content, rows) in found.items()]
+    failed = [row for name, runs in found.items() for row in failures(name, runs)]
+    files = [file_row(name, runs) for name, runs in found.items()]
     return {results / "claims.md": PAGE.format(
         failed=table(["file", "claim", "opponent", "ratio", "limit"], failed, 2) if failed else "Every claim holds.",
         files=table(["file", "machine", "commit", "claims", "do not hold"], files, 2))}

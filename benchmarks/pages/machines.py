@@ -13,12 +13,12 @@ PAGE = """# Machines
 Our time over libtorch's: below 1 ours is faster. Both sides run interleaved in one process, with the same number of threads
 and the same instruction set: libtorch's is set to ours (ATEN_CPU_CAPABILITY, and the variables of oneDNN and MKL).
 `make bench THREADS=1,2 ISA=x86-64-v3,x86-64-v4` measures a machine and writes `machines/NAME.json`;
-`benchmarks/pages/pages machines` writes this page. Nothing is claimed here: limits hold for `make bench` alone.
+`benchmarks/pages/pages machines` writes this page. [claims.md](claims.md) names the rows that are beyond their limits.
 
 A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least and
 the largest ratio of its shapes. "Over f32" is its time over our own in f32. Those of max pooling are of its windows and
 layouts (`bench_max_pool_time`). A step is one of training in f32, with the normalizations in place against `standard`
-(`bench_model_step`).
+(`bench_model_step`), of DenseNet-121 in the form `fused` against libtorch's layers (`bench_densenet_time`).
 
 {ratios}
 
@@ -36,6 +36,8 @@ def column(benchmark, row):
         return f"layer {dtype or 'f32'} {layout}" if opponent.startswith("batch_norm") else None
     if benchmark == "max_pool_time":
         return f"max pooling {DTYPES[claim.split()[1]]}"
+    if benchmark == "densenet_time":
+        return "densenet121 step" if claim.startswith("DenseNet-121") else None
     return f"{claim.split(' step')[0]} step" if benchmark == "model_step" else None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
-NAMES = ("layer_time", "max_pool_time", "model_step")
+NAMES = ("layer_time", "max_pool_time", "model_step", "densenet_time")
 PROCESSORS = len(os.sched_getaffinity(0))
 # It runs x86-64-v2 and x86-64-v3, as libtorch does, and writes down its variables.
 STAND_IN = f"#!{sys.executable} -IS" + """
@@ -72,7 +72,8 @@ def test_each_set_and_number_of_threads_is_a_process_with_libtorch_at_the_same_s
     assert content["machine"]["processors"] == PROCESSORS
     assert [(run["instruction_set"], run["libtorch_instruction_set"], run["benchmark"]) for run in content["runs"]] == [
         (*sets, name) for sets in (("x86-64-v3", "AVX2"), ("x86-64-v2", "DEFAULT")) for name in NAMES]
-    assert all(run["rows"] == [{"claim": "c", "opponent_name": "o", "ratio": 0.5}] and run["commit"] for run in content["runs"])
+    assert all(run["rows"] == [{"claim": "c", "opponent_name": "o", "ratio": 0.5, "limit": 1.0, "pass": True}] and run["commit"]
+               for run in content["runs"])
 
 
 def test_without_options_all_sets_that_run_here_are_measured_with_one_and_all_threads(build):
@@ -89,6 +90,7 @@ def test_a_later_run_replaces_its_own_combination_only(build):
     assert done.returncode == 0, done.stderr
     assert [(run["instruction_set"], run["benchmark"], run["rows"][0]["ratio"]) for run in content_of(build)["runs"]] == [
         ("x86-64-v3", "layer_time", 0.25), ("x86-64-v3", "max_pool_time", 0.5), ("x86-64-v3", "model_step", 0.5),
+        ("x86-64-v3", "densenet_time", 0.5),
         ("x86-64-v2", "layer_time", 0.25)]
 
 
@@ -135,7 +137,7 @@ def test_a_run_of_another_version_is_left_alone(build):
     (["--isa", ""], "--isa: '' is unknown"),
     (["--isa", "x86-64-v3,x86-64-v4"], "--isa x86-64-v4: PALIMPSEST_ISA must name an instruction set that runs here (x86-64-v3, "
                                        "x86-64-v2), got 'x86-64-v4'"),
-    (["--benchmarks", "layer"], "'layer' is unknown; names with commas between them, of layer_time, max_pool_time, model_step"),
+    (["--benchmarks", "layer"], "'layer' is unknown; names with commas between them, of layer_time, max_pool_time, model_step, densenet_time"),
     (["--repeats", "0"], "a whole number above 0 is needed, got '0'"),
     (["--name", "../x"], "a-z, 0-9 and _ are allowed, got '../x'"),
     (["--build", "nowhere"], "--build needs a folder with bench_layer_time, got 'nowhere'"),

@@ -1,13 +1,19 @@
 """docs/results/claims.md names each claim that does not hold, and the machine of each file."""
+import json
+
 from page_support import change, line_of, pages
 
 PAGE = "claims.md"
 
 
-def test_a_claim_that_does_not_hold_is_named_and_counted(results):
-    for path in results.glob("*.json"):
-        if path.name not in ("kept_bytes.json", "layer_time.json"):
+def only(results, *names):
+    for path in results.rglob("*.json"):
+        if str(path.relative_to(results)) not in names:
             path.unlink()
+
+
+def test_a_claim_that_does_not_hold_is_named_and_counted(results):
+    only(results, "kept_bytes.json", "layer_time.json")
 
     def hold(found):
         for row in found["rows"]:
@@ -44,8 +50,38 @@ def test_rows_that_claim_nothing_or_were_not_measured_are_left_out(results):
     assert line_of(results / PAGE, "| `kept_bytes.json`").endswith("| 1 | 0 |")
 
 
+def test_a_claim_of_a_machine_is_named_with_its_setting(results):
+    name = "machines/intel_xeon_avx512.json"
+    only(results, "kept_bytes.json", name)
+    path = results / name
+    content = json.loads(path.read_text())
+    for run in content["runs"]:
+        for row in run["rows"]:
+            row["pass"] = True
+    content["runs"][0].update(threads=3, instruction_set="x86-64-v3", commit="0123456789")
+    content["runs"][0]["rows"][0].update(ratio=0.875, limit=0.5, **{"pass": False})
+    path.write_text(json.dumps(content))
+    assert pages("claims", "--results", results) == (0, "")
+    assert line_of(results / PAGE, f"| `{name}` (3 threads, x86-64-v3) |").endswith("| 0.875 | 0.50 |")
+    line = line_of(results / PAGE, f"| `{name}` | ")
+    assert content["machine"]["processor"] in line and "0123456789, " in line and line.endswith(" | 1 |")
+
+
+def test_files_without_claims_have_their_machine_and_commit_too(results):
+    only(results, "kept_bytes.json", "mixed_precision/ssd.json", "fuzz.json")
+
+    def commits(found):
+        for i, run in enumerate(found["runs"]):
+            run.update(commit=f"commit{i % 2}", processor="A processor")
+
+    change(results / "mixed_precision/ssd.json", commits)
+    assert pages("claims", "--results", results) == (0, "")
+    assert line_of(results / PAGE, "| `mixed_precision/ssd.json`") \
+        == "| `mixed_precision/ssd.json` | A processor | commit0, commit1 |  |  |"
+    assert line_of(results / PAGE, "| `fuzz.json`") == "| `fuzz.json` | not recorded | not recorded |  |  |"
+
+
 def test_a_folder_without_claims_is_one_line(results):
-    for path in results.glob("*.json"):
-        path.unlink()
+    only(results)
     status, said = pages("claims", "--results", results)
     assert status == 2 and said.count("\n") == 1 and "has no JSON file with claims" in said
