@@ -57,6 +57,15 @@ def test_a_run_without_views_has_the_configuration_that_it_always_had(trained):
     assert "[eval]" not in (trained / "config.toml").read_text()
 
 
+@pytest.mark.parametrize("device, says", [("gpu", ["unknown device 'gpu'", "cpu", "cuda"]),
+                                          ("cuda:128", ["unknown device 'cuda:128'", "cuda:0"]),
+                                          ("cuda", ["device 'cuda'", "needs a build with kernels for GPUs", "or use cpu"])])
+def test_a_device_that_is_not_there_is_refused(trained, folder, device, says):
+    fails(USAGE, "eval", trained, "--device", device, says=says)
+    fails(USAGE, "predict", trained, folder, "--output", folder / "out", "--device", device, says=says)
+    assert not (folder / "out").exists()
+
+
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_the_confusion_matrix_has_a_row_per_true_class(run21, folder, form):
     run, data = run21

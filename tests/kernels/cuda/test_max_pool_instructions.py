@@ -12,13 +12,14 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import test_resources  # noqa: E402
 from test_resources import (CHECKED, CUOBJDUMP, INCLUDES, NVCC, PTX, PTXAS, ROOT, arch, checked, demangled,  # noqa: E402, F401
                             passed_checks, said_by)
 
 CHECK = "cuda-max-pool-instructions"
 SOURCE = ROOT / "palimpsest/kernels/cuda/max_pool/max_pool.cu"
-HEADERS = sorted(SOURCE.parent.glob("*.cuh")) + sorted((ROOT / "palimpsest/kernels/cuda/device").rglob("*.*h"))
-DIGEST = NVCC and passed_checks.digest([passed_checks.version(NVCC), str(CUOBJDUMP), pathlib.Path(__file__), SOURCE, *HEADERS])
+DIGEST = NVCC and passed_checks.digest([passed_checks.version(NVCC), str(CUOBJDUMP), pathlib.Path(__file__),
+                                        pathlib.Path(test_resources.__file__), SOURCE, *test_resources.headers()])
 pytestmark = [pytest.mark.skipif(NVCC is None, reason="nvcc is not installed"),
               pytest.mark.skipif(CUOBJDUMP is None, reason="cuobjdump is not installed"),
               pytest.mark.skipif(NVCC is not None and passed_checks.passed(CHECK, DIGEST),

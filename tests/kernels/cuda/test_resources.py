@@ -62,11 +62,15 @@ PTXAS = NVCC and pathlib.Path(NVCC).resolve().with_name("ptxas")
 CHECK = "cuda-resources"
 
 
+def headers():
+    """All headers that the kernels include."""
+    return [header for layer in ("base", "kernels") for suffix in ("h", "cuh")
+            for header in sorted((ROOT / "palimpsest" / layer).rglob(f"*.{suffix}"))]
+
+
 def digest():
-    headers = [header for layer in ("base", "kernels") for suffix in ("h", "cuh")
-               for header in sorted((ROOT / "palimpsest" / layer).rglob(f"*.{suffix}"))]
-    return passed_checks.digest([passed_checks.version(NVCC), passed_checks.version("c++"), str(CUOBJDUMP), pathlib.Path(__file__), pathlib.Path(sass.__file__),
-                                 *SOURCES, *headers])
+    return passed_checks.digest([passed_checks.version(NVCC), passed_checks.version("c++"), str(CUOBJDUMP), pathlib.Path(__file__),
+                                 pathlib.Path(sass.__file__), *SOURCES, *headers()])
 
 
 DIGEST = digest() if NVCC else None
