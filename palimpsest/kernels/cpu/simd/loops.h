@@ -230,19 +230,23 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
   constexpr int kVectors = kVectorsPerStep<S, V>;
   const int64_t whole = block.width - block.width % kLanes;
   const int64_t steps = block.width - block.width % (kVectors * kLanes);
-  // The next rows must be on their way.
+  // The next rows must be on their way. If no other values lie between them, they are prefetched in the order of memory:
+  // several rows in turn take up to 1.4 times as long on a Zen 3.
   constexpr int64_t kTogether = kRowsTogether<S>;
+  const bool dense = block.stride == block.width;
   const int64_t ahead = larger(rows_ahead<S>(block), kTogether) * block.stride;
   clear_columns(block.width, sum_a, sum_b);
   for (int64_t row = 0, count; row < block.rows; row += count) {
     count = row + kTogether <= block.rows ? kTogether : row + 4 <= block.rows ? 4 : 1;
-    const int64_t at = row * block.stride;
+    const int64_t at = row * block.stride, next_column = dense ? count : 1;
     const auto add_up = [&]<int kCount>(Constant<kCount>, int64_t j,
                                         int64_t counted) PALIMPSEST_INLINE_LAMBDA {
+      constexpr int64_t kStep = kCount * kLanes;
+      const int64_t next = at + ahead + j * next_column, next_row = dense ? kStep : block.stride;
       Pair<V> first{}, second{};
       const auto add = [&](int64_t r) PALIMPSEST_INLINE_LAMBDA {
         const int64_t i = at + r * block.stride + j;
-        prefetch_lines<S>(i + ahead, kCount * kLanes, prefetch);
+        prefetch_lines<S>(next + r * next_row, kStep, prefetch);
         const Pair<V> p = read(Place<Order::kHalves, 0>{i, j});
         first.a += p.a;
         first.b += p.b;
