@@ -1,5 +1,5 @@
-"""docs/results/claims.md: every claim that was measured against an opponent: those that do not hold first, then all files with
-their machines and commits. Made from all JSON files, in folders too."""
+"""docs/results/claims.md: the claims against an opponent that do not hold, then all files of results with their machines and
+commits. Made from all JSON files, in folders too."""
 from result_page import Unreadable, read, table
 
 TITLE = "docs/results/claims.md: which claims hold, which do not, and on which machine each was measured"
@@ -16,7 +16,7 @@ a GPU. `benchmarks/pages/pages claims` writes this page from the JSON files besi
 
 ## Where each file was measured
 
-The time of a page's files is the commit here. Trainings and byte counts do not depend on the machine.
+The commit is that of the sources which were measured. Columns without a number: a file that claims nothing of this kind.
 
 {files}
 """
@@ -49,8 +49,8 @@ def recorded(runs, *keys):
     parts = [part for run in runs for name in ("rows", "runs", "variants") for part in run.get(name) or [] if isinstance(part, dict)]
     for some in (runs, parts):
         for key in keys:
-            if found := dict.fromkeys(one[key] for one in some if isinstance(one.get(key), str)):
-                return ", ".join(found)
+            if any(isinstance(one.get(key), str) for one in some):
+                return ", ".join(dict.fromkeys(str(one.get(key, NOT_RECORDED)) for one in some))
     return NOT_RECORDED
 
 

@@ -7,7 +7,6 @@ import json
 import pathlib
 import statistics
 
-import support
 from result_page import Unreadable, read
 
 
@@ -68,7 +67,7 @@ def take(results, part, name, folder, machine=None):
     """Writes NAME.json into the part's folder, and its chart as NAME.svg, from the output folder of a command, which ran on
     `machine`."""
     choose, group, chart = PARTS[part]
-    content = choose(folder) | {"commit": support.commit()}
+    content = choose(folder)
     if machine:
         content["machine"] = machine
     target = results / group

@@ -17,8 +17,8 @@ and the same instruction set: libtorch's is set to ours (ATEN_CPU_CAPABILITY, an
 
 A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least and
 the largest ratio of its shapes. "Over f32" is its time over our own in f32. Those of max pooling are of its windows and
-layouts (`bench_max_pool_time`). A step is one of training in f32, with the normalizations in place against `standard`
-(`bench_model_step`), of DenseNet-121 in the form `fused` against libtorch's layers (`bench_densenet_time`).
+layouts (`bench_max_pool_time`). A step is one of training in f32. That of DenseNet-121 has the form `fused`, and libtorch's
+layers as opponent (`bench_densenet_time`); the others have normalizations in place, against `standard` (`bench_model_step`).
 
 {ratios}
 

@@ -15,7 +15,6 @@ import typing
 
 import panels
 import result_page
-import support
 
 POINTS = 60
 SEEDS = (1, 2, 3)
@@ -98,6 +97,8 @@ def save(path, runs):
 
 def train_one(results, build, name):
     """Runs the settings and seeds of a program that its JSON file lacks. Returns whether every run succeeded."""
+    import support  # of benchmarks/, which only a training needs
+    origin = {"processor": support.processor_name(), "commit": support.commit()}
     path = path_of(results, name)
     known = json.loads(path.read_text())["runs"] if path.exists() else []
     runs, succeeded = {(one["setting"], one["seed"]): one for one in known}, True
@@ -114,7 +115,7 @@ def train_one(results, build, name):
             runs[setting, seed] = {
                 "setting": setting, "seed": seed, "diverged": status == 5, "final": final,
                 "command": " ".join([f"build/release/examples/mixed_precision/{name}", *flags]),
-                "processor": support.processor_name(), "commit": support.commit(),
+                **origin,
                 "loss": averaged(lines, PROGRAMS[name].loss)}
             save(path, runs)
     return succeeded

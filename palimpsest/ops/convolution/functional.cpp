@@ -144,11 +144,12 @@ Gradients backward_by_kernels(const at::Tensor& dout, const at::Tensor& x, const
 }
 
 /// Returns the sum over images and pixels of each channel. The order of libtorch's sum depends on the number of
-/// threads, so a dense tensor on a CPU is summed as a batch's mean, in f64.
+/// threads, so a dense tensor on a CPU is summed as a batch's mean is.
 at::Tensor sum_of_channels(const at::Tensor& dout) {
-  const auto layout = native_layout(dout.sizes(), dout.strides());
-  if (!layout || is_traced(dout) || !dout.device().is_cpu() || dout.numel() == 0 ||
-      !(is_image_type(dout.scalar_type()) || dout.scalar_type() == at::kDouble)) {
+  const bool fits = !is_traced(dout) && dout.device().is_cpu() && dout.numel() > 0 &&
+                    (is_image_type(dout.scalar_type()) || dout.scalar_type() == at::kDouble);
+  const auto layout = fits ? native_layout(dout.sizes(), dout.strides()) : std::nullopt;
+  if (!layout) {
     std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);
     std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
     return dout.sum(pixels);

@@ -92,7 +92,7 @@ class SlotPlan {
     const int64_t writes = slots_ ? version - version_ : 0;
     if (!slots_ || writes != 0 || (again ? !had_first_run_ : had_backward_)) {
       read_reports();
-      if (writes != 0 || is_shared_) begin_step();
+      if (writes != 0 || !knows_steps()) begin_step();
       if (wait && (!slots_ || !is_step(writes))) {
         ++waits;
         (*wait)(report_of_pass());
@@ -104,7 +104,9 @@ class SlotPlan {
             "layer saves the normalized x of all channels, one more tensor; run one training step before the "
             "capture");
       } else {
-        slots_ = slots_for(std::max(before_, kernels::unpack_counts(latest_).near), channels_);
+        const int64_t wanted = slots_for(std::max(before_, kernels::unpack_counts(latest_).near), channels_);
+        const bool within_step = writes == 0 && knows_steps();
+        slots_ = within_step ? std::max(slots_.value_or(0), wanted) : wanted;
       }
       if (writes != 0) usual_writes_ = writes;
       if (writes != 0 || least_slots_ < 0) least_slots_ = channels_;
@@ -112,7 +114,8 @@ class SlotPlan {
       had_first_run_ = had_backward_ = false;
     }
     warn_if_late();
-    if (!again) ++first_runs_, had_first_run_ = true, had_backward_ = false;
+    ++(again ? other_runs_ : first_runs_);
+    if (!again) had_first_run_ = true, had_backward_ = false;
     const int64_t count = slots_.value_or(channels_);
     least_slots_ = std::min(least_slots_, count);
     return {count, report_of_pass(), again};
@@ -138,6 +141,10 @@ class SlotPlan {
  private:
   static constexpr int64_t kMostWritesOfAStep = 4;  // to weight and bias: AdamW writes each twice
 
+  /// Returns whether writes end the steps of the layer. Else each backward pass does: for weights that have no version, or
+  /// that nobody writes.
+  bool knows_steps() const { return !is_shared_ && usual_writes_ != 0; }
+
   bool is_step(int64_t writes) const {
     if (writes == 0) return true;
     return had_backward_ && (writes == usual_writes_ || (usual_writes_ == 0 && writes <= kMostWritesOfAStep));
@@ -158,14 +165,17 @@ class SlotPlan {
     // Reports of other uses of the layer, or of other layers of its kind, may still be on their way: those of the step
     // before count, too. A pass that runs again has the count of its first run.
     if (!latest_is_of_step_)
-      before_ = first_runs_ > 1 && latest_ != SlotReport::kUnknown ? kernels::unpack_counts(latest_).near : 0;
+      before_ = std::max(uses_, first_runs_) > 1 && latest_ != SlotReport::kUnknown
+                    ? kernels::unpack_counts(latest_).near
+                    : 0;
     latest_ = latest_is_of_step_ ? std::max(latest_, most) : most;
     latest_is_of_step_ = true;
   }
 
   void begin_step() {
     latest_is_of_step_ = false;
-    first_runs_ = 0;
+    uses_ = first_runs_ > 0 ? first_runs_ : other_runs_;
+    first_runs_ = other_runs_ = 0;
   }
 
   void warn_if_late() {
@@ -184,8 +194,9 @@ class SlotPlan {
   const std::size_t most_reports_;
   const bool is_shared_;
   std::vector<SlotReport*> reports_;
-  std::size_t passes_ = 0;      ///< since the last read_reports
-  std::size_t first_runs_ = 0;  ///< passes of the step but for those that run again
+  std::size_t passes_ = 0;                       ///< since the last read_reports
+  std::size_t first_runs_ = 0, other_runs_ = 0;  ///< passes of the step; other_runs_: that run again
+  std::size_t uses_ = 0;                         ///< passes of the step before, each counted once
   /// The most of the latest step of which reports have arrived, and the near channels of the step before it.
   int64_t latest_ = SlotReport::kUnknown, before_ = 0;
   bool latest_is_of_step_ = false;  ///< later reports of the step add to latest_

@@ -36,12 +36,13 @@ struct PlannedSlots {
 
 /// Decides the slots of a forward pass of `layer` over `like`.
 ///
-/// The number of slots follows from the near channels of the latest step whose reports have arrived: of its pass with the
-/// most, so that a layer that is used several times per step has slots in each use. It changes only when weight or bias
-/// was written, or backward ran since; without a write it does not fall. So the saved tensors of a recomputed pass
-/// (memory/recompute.h, torch.utils.checkpoint, palimpsest.checkpoint) have the shapes of those of its first run. (One
-/// order of passes breaks this, with the error of the checkpoint: forward A and B, backward B, forward C, backward A, if
-/// a channel came near in between.)
+/// The number of slots follows from the near channels of the latest step whose reports have arrived: of that pass of a
+/// layer that has the most (of 16 passes), so that a layer that is used several times per step has slots in each use. It
+/// may rise when backward ran since, and falls only when weight or bias was written. So the saved tensors of a recomputed
+/// pass (memory/recompute.h, torch.utils.checkpoint, palimpsest.checkpoint) have the shapes of those of its first run.
+/// (One order of passes breaks this, with the error of the checkpoint: forward A and B, backward B, forward C, backward
+/// A, if a channel came near in between.) Weights that nobody writes, or whose writes have no version, follow the latest
+/// reports after each backward pass.
 ///
 /// The host waits for the device only
 ///   - in the first pass of a parameter: a leaf of the graph;

@@ -53,7 +53,7 @@ struct ImageAccess {
 
 struct MatrixKernels {
   int64_t rows;         ///< of a tile: values that are broadcast one by one
-  int64_t packed_rows;  ///< of two tiles, which pack_rows packs together: one would be less than a vector
+  int64_t packed_rows;  ///< of two tiles, which pack_rows packs together: copies of one are short
   int64_t columns;      ///< of a tile: values in vectors
   int64_t lanes;        ///< of a vector
   int64_t depth;        ///< the most steps of a tile whose columns stay in the first-level cache

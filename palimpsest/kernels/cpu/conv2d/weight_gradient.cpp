@@ -17,7 +17,7 @@ namespace {
 // write all sums once more for little work.
 constexpr int64_t kMostPixels = 256;
 // Pixels of dy, and of x, that are packed together: all their channels in turn, while they stay in the first-level cache.
-// Two packed rows share a cache line, and as many lines as pixels may lie in one set of the cache.
+// Packing a channel of dy touches one line per pixel; all of these lines may lie in one set of the cache, which has 8 ways.
 constexpr int64_t kRowsAtOnce = 8, kColumnsAtOnce = 32;
 // Tiles of rows and of columns that a task packs, each once for all tiles of the other side: 256 KiB each, so
 // that they stay in the second-level cache. A task packs all columns if there are so few rows that both take
