@@ -16,7 +16,7 @@ a GPU. `benchmarks/pages/pages claims` writes this page from the JSON files besi
 
 ## Where each file was measured
 
-The commit is that of the sources which were measured. Columns without a number: a file that claims nothing of this kind.
+The commit is that of the sources which were measured. A file without numbers makes no such claim.
 
 {files}
 """

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -144,6 +145,32 @@ TEST(Convolution, RoundsResultsIn16BitsOnceOnEveryProcessor) {
       }
 }
 
+/// Whether libtorch was asked for the gradient of a convolution's bias while this is alive. One at a time.
+class BiasRequests {
+ public:
+  BiasRequests() { asked() = false; }
+  ~BiasRequests() { at::removeCallback(handle_); }
+  BiasRequests(const BiasRequests&) = delete;
+  BiasRequests& operator=(const BiasRequests&) = delete;
+
+  bool any() const { return asked(); }
+
+ private:
+  static std::atomic<bool>& asked() {
+    static std::atomic<bool> value;
+    return value;
+  }
+  static std::unique_ptr<at::ObserverContext> note(const at::RecordFunction& call) {
+    if (std::string_view(call.name()) == "aten::convolution_backward" &&
+        call.inputs().back().toBoolList().get(2))
+      asked() = true;
+    return nullptr;
+  }
+
+  at::CallbackHandle handle_ = at::addGlobalCallback(
+      at::RecordFunctionCallback(note).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+};
+
 // oneDNN computes the weight's gradient with that of the bias, so it is not asked for the bias alone. The order of
 // libtorch's sum depends on the number of threads for this number of channels.
 TEST(Convolution, SumsTheBiasInOneOrderWhereLibtorchDoesNotComputeTheWeightsGradient) {
@@ -158,7 +185,11 @@ TEST(Convolution, SumsTheBiasInOneOrderWhereLibtorchDoesNotComputeTheWeightsGrad
         at::set_num_threads(n);
         const at::Tensor out = convolution(t.x, t.weight, t.bias, depthwise.options);
         if (n == 1) dout = torch::randn_like(out);
-        const at::Tensor bias = torch::autograd::grad({out}, {*t.bias}, {dout})[0];
+        const testing::OperatorCalls calls;
+        const BiasRequests requests;
+        const at::Tensor bias = torch::autograd::grad({out}, {*t.bias, t.x}, {dout})[0];
+        EXPECT_GT(calls.count("aten::convolution_backward"), 0);
+        EXPECT_FALSE(requests.any());
         if (n == 1) first = bias;
         EXPECT_TRUE(torch::equal(bias, first)) << dtype << ", " << n << " threads";
       }

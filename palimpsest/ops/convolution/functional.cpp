@@ -11,7 +11,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -159,8 +159,7 @@ at::Tensor sum_of_channels(const at::Tensor& dout) {
   kernels::cpu::abn_statistics({.shape = shape, .layout = *layout, .dtype = dtype_of(dout.scalar_type())},
                                dout.const_data_ptr(), mean.data(), var.data());
   for (double& value : mean) value *= static_cast<double>(shape.per_channel());
-  return at::from_blob(mean.data(), {shape.c}, at::kDouble)
-      .to(dout.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  return at::tensor(mean, dout.options());
 }
 
 Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,

@@ -77,9 +77,7 @@ bool runs_again() {
 /// The slots of one layer's passes, or of all layers of one kind.
 class SlotPlan {
  public:
-  /// is_shared: of all layers of a kind, whose values have no version: each backward pass ends a step.
-  SlotPlan(int64_t channels, std::size_t most_reports, bool is_shared)
-      : channels_(channels), most_reports_(most_reports), is_shared_(is_shared) {}
+  SlotPlan(int64_t channels, std::size_t most_reports) : channels_(channels), most_reports_(most_reports) {}
   ~SlotPlan() {
     for (SlotReport* report : reports_) Reports::instance().give_back(report);
   }
@@ -141,9 +139,9 @@ class SlotPlan {
  private:
   static constexpr int64_t kMostWritesOfAStep = 4;  // to weight and bias: AdamW writes each twice
 
-  /// Returns whether writes end the steps of the layer. Else each backward pass does: for weights that have no version, or
-  /// that nobody writes.
-  bool knows_steps() const { return !is_shared_ && usual_writes_ != 0; }
+  /// Returns whether writes end the steps of the layer. Else each backward pass does: for a plan that layers share, whose
+  /// version stays 0, and for weights that nobody writes.
+  bool knows_steps() const { return usual_writes_ != 0; }
 
   bool is_step(int64_t writes) const {
     if (writes == 0) return true;
@@ -192,7 +190,6 @@ class SlotPlan {
   std::mutex mutex_;
   const int64_t channels_;
   const std::size_t most_reports_;
-  const bool is_shared_;
   std::vector<SlotReport*> reports_;
   std::size_t passes_ = 0;                       ///< since the last read_reports
   std::size_t first_runs_ = 0, other_runs_ = 0;  ///< passes of the step; other_runs_: that run again
@@ -228,12 +225,12 @@ class Plans {
       if (found != parameters_.end()) return {found->second.plan, true};
       if (key.requires_grad() || kind.constants++ < kMostOfAKind) {
         forget_dead();
-        auto plan = std::make_shared<SlotPlan>(p.shape.c, kPassesOfAStep, /*is_shared=*/false);
+        auto plan = std::make_shared<SlotPlan>(p.shape.c, kPassesOfAStep);
         parameters_.emplace(place, Parameter{key.storage().getWeakStorageImpl(), plan});
         return {std::move(plan), true};
       }
     }
-    if (!kind.plan) kind.plan = std::make_shared<SlotPlan>(p.shape.c, kMostOfAKind, /*is_shared=*/true);
+    if (!kind.plan) kind.plan = std::make_shared<SlotPlan>(p.shape.c, kMostOfAKind);
     return {kind.plan, false};
   }
 

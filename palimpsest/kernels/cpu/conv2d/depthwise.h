@@ -8,8 +8,8 @@
 namespace palimpsest::kernels::cpu::conv2d {
 
 /// Returns whether depthwise_backward_weight takes the problem: groups of 1 channel in and out, a window 3, 5,
-/// 7, 9 or 11 pixels wide and of any height, any stride and dilation, no negative padding, at least as many channels as a vector
-/// of the instruction set in use has lanes, and at least one output.
+/// 7, 9 or 11 pixels wide and of any height, any stride and dilation, no negative padding, at least as many
+/// channels as a vector of the instruction set in use has lanes, and at least one output.
 bool fits_depthwise(const Conv2dProblem& problem);
 
 /// Runs conv2d_backward_weight for such a problem. A NaN or an infinity appears exactly where the formula takes
