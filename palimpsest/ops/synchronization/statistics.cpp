@@ -42,15 +42,19 @@ GroupStatistics whole_batch(const std::string& group, const OwnBatch& own, doubl
     const kernels::GroupStatistics pointers{
         merged.mean.mutable_data_ptr<double>(), merged.var.mutable_data_ptr<double>(),
         merged.inv_std.mutable_data_ptr<double>(), merged.count.mutable_data_ptr<double>()};
+    bool more_than_one = own.values > 1;
     if (on_cuda(all)) {
-      kernels::cuda::merge_statistics(parts, eps, pointers, running_dtype, running, CudaCall(all).stream());
+      const CudaCall call(all);
+      kernels::cuda::merge_statistics(parts, eps, pointers, running_dtype, running, call.stream());
+      more_than_one |= call.is_capturing();  // the host must not wait
     } else {
       kernels::cpu::merge_statistics(parts, eps, pointers, running_dtype, running);
-      TORCH_CHECK_VALUE(*pointers.count != 1,
-                        "[abn] training needs more than one value per channel, got one in all ", all.size(0),
-                        " ranks of the group '", group,
-                        "' together; use a larger batch, or frozen statistics (training = false)");
     }
+    // Only a rank that has one value or none needs the number itself, for which a GPU's host waits.
+    TORCH_CHECK_VALUE(more_than_one || merged.count.item<double>() != 1,
+                      "[abn] training needs more than one value per channel, got one in all ", all.size(0),
+                      " ranks of the group '", group,
+                      "' together; use a larger batch, or frozen statistics (training = false)");
     return merged;
   });
 }

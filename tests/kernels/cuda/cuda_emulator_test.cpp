@@ -387,6 +387,35 @@ TEST_F(Emulator, NamesAccessToANeighboursSharedMemoryThatIsNotThereYetOrNoMore) 
   expect_parts(
       error_of([&] { launch({.blocks = 2, .threads = 32, .cluster = 2}, read_neighbour_too_early, &out); }),
       {"before that block has it"});
+  // The block that runs last reads one that has ended, or that may end because all threads arrived.
+  const auto late = [](unsigned* read, int arrives) {
+    PALIMPSEST_SHARED(mine, unsigned[1]);
+    if (threadIdx.x == 0) mine[0] = 1;
+    kernels::cuda::cluster_sync();
+    if (arrives) kernels::cuda::cluster_arrive();
+    if (threadIdx.x == 0) *read = *kernels::cuda::in_cluster_block(mine, 1 - kernels::cuda::cluster_rank());
+    if (arrives) kernels::cuda::cluster_wait();
+  };
+  const kernels::cuda::LaunchShape shape{.blocks = 2, .threads = 32, .cluster = 2};
+  expect_parts(error_of([&] { launch(shape, +late, &out, 0); }), {"after that block has ended"});
+  expect_parts(error_of([&] { launch(shape, +late, &out, 1); }), {"after cluster_arrive(), which says"});
+}
+
+TEST_F(Emulator, NamesABarrierOfAClusterWithOneOfItsHalves) {
+  const auto run = [](int missing) {
+    const auto kernel = [](int without) {
+      if (without != 0) kernels::cuda::cluster_arrive();
+      if (without != 1) kernels::cuda::cluster_wait();
+      if (without == 2) kernels::cuda::cluster_arrive(), kernels::cuda::cluster_sync();
+    };
+    launch({.blocks = 2, .threads = 32, .cluster = 2}, +kernel, missing);
+  };
+  run(3);
+  in_every_order([&] {
+    expect_parts(error_of([&] { run(0); }), {"cluster_wait() without cluster_arrive()"});
+    expect_parts(error_of([&] { run(1); }), {"ends without cluster_wait() after cluster_arrive()"});
+    expect_parts(error_of([&] { run(2); }), {"a barrier of the cluster after cluster_arrive()"});
+  });
 }
 
 void too_much_shared(int) {

@@ -2,9 +2,11 @@
 #include "palimpsest/kernels/cuda/device/walk.cuh"
 #include "palimpsest/kernels/cuda/device/panels.h"
 #include "palimpsest/kernels/cuda/device/ring.cuh"
+#include "palimpsest/kernels/cuda/device/strips.cuh"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -82,6 +84,78 @@ TEST(CudaWalk, SegmentsOfTheLargestPanelCountAllItsPieces) {
       for (int s = 0; s < segments; ++s) sum += cut.pieces_in_turn(s, rows);
       EXPECT_EQ(sum, cuda::kMostPieces);
     }
+}
+
+/// Writes the offsets of all vectors of a segment, in any order.
+template <class Of>
+void write_offsets(cuda::Cut cut, int panel, int segment, int64_t* offsets, unsigned* count) {
+  const Of walk(cut, panel);
+  walk.template vectors<kUnroll>(cut, segment, [&](const int64_t(&at)[kUnroll], int) {
+    for (int u = 0; u < kUnroll; ++u)
+      if (at[u] >= 0) offsets[atomicAdd(count, 1U)] = at[u];
+  });
+}
+
+/// The offsets of the last segment of the last panel, in ascending order.
+template <class Of>
+std::vector<int64_t> last_offsets(const cuda::Cut& cut) {
+  std::vector<int64_t> offsets(static_cast<std::size_t>(cut.most_vectors()));
+  unsigned count = 0;
+  cuda::launch("write_offsets", {.blocks = 1, .threads = kThreadsOfTest}, nullptr, write_offsets<Of>, cut,
+               cut.panels - 1, cut.segments - 1, offsets.data(), &count);
+  offsets.resize(count);
+  std::sort(offsets.begin(), offsets.end());
+  return offsets;
+}
+
+// A GPU's memory has room for tensors that no test here could allocate.
+TEST(CudaWalk, OffsetsAboveTwoToThe32AreExact) {
+  constexpr int kVector = 4;
+  constexpr int64_t kImages = 40;
+  cuda::Cut cut;
+  std::vector<int64_t> want;
+  const auto is_large = [&] { return !want.empty() && want.back() > int64_t{1} << 32; };
+  for (const int64_t pixels : {int64_t{1} << 18, (int64_t{1} << 18) - 3}) {  // the latter begin off vectors
+    SCOPED_TRACE(pixels);
+    cut = {}, want = {};
+    cut.shape = {kImages, 512, pixels};
+    const int per_row = static_cast<int>(pixels / kVector);
+    cut.panels = 512, cut.pieces = static_cast<int>(kImages) * per_row, cut.segments = cut.pieces / 1000;
+    for (int piece = cut.first_piece(cut.segments - 1); piece < cut.pieces; ++piece) {
+      const int64_t begin = (piece / per_row * cut.shape.c + cut.panels - 1) * pixels;
+      const int64_t within = (kVector - begin % kVector) % kVector + piece % per_row * kVector;
+      if (within + kVector <= pixels) want.push_back(begin + within);
+    }
+    ASSERT_TRUE(is_large());
+    EXPECT_EQ((last_offsets<cuda::Planes<float, kVector, kThreadsOfTest>>(cut)), want);
+  }
+  {
+    SCOPED_TRACE("columns");
+    cut = {}, want = {};
+    cut.shape = {kImages, 512, 1 << 18};
+    cut.wide = 4, cut.panels = 512 / (cut.wide * kVector), cut.pieces = static_cast<int>(kImages) << 18;
+    cut.segments = cut.pieces / 1000;
+    for (int piece = cut.first_piece(cut.segments - 1); piece < cut.pieces; ++piece)
+      for (int column = 0; column < cut.wide; ++column)
+        want.push_back(piece * cut.shape.c + ((cut.panels - 1) * cut.wide + column) * kVector);
+    ASSERT_TRUE(is_large());
+    EXPECT_EQ(last_offsets<Walk>(cut), want);
+  }
+  {
+    SCOPED_TRACE("rows of images");
+    cut = {}, want = {};
+    cut.shape = {kImages * 1000, 2048, 64};
+    cut.wide = 32, cut.panels = 2048 * 64 / (cut.wide * kVector), cut.pieces = static_cast<int>(cut.shape.n);
+    cut.segments = 8;
+    cut.rows = kThreadsOfTest / cut.wide, cut.next = cut.rows * cut.shape.c * cut.shape.s;
+    cut.by_wide = cuda::Divisor<int32_t>(cut.wide);
+    for (int piece = cut.first_piece(cut.segments - 1); piece < cut.pieces; ++piece)
+      for (int column = 0; column < cut.wide; ++column)
+        want.push_back(piece * cut.shape.c * cut.shape.s +
+                       (int64_t{cut.panels - 1} * cut.wide + column) * kVector);
+    ASSERT_TRUE(is_large());
+    EXPECT_EQ((last_offsets<cuda::ImageRows<kVector, kThreadsOfTest>>(cut)), want);
+  }
 }
 
 }  // namespace

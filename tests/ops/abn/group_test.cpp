@@ -3,6 +3,7 @@
 #include "palimpsest/ops/abn/functional.h"
 #include "palimpsest/ops/abn/native.h"
 #include "palimpsest/ops/group_traffic.h"
+#include "tests/support/local_group.h"
 #include "tests/support/mirror_group.h"
 #include "tests/support/relative_error.h"
 #include "tests/support/tolerance.h"
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <string>
 #include <vector>
 
 namespace palimpsest::ops {
@@ -119,11 +121,34 @@ TEST(AbnGroup, GoesThroughTheDispatcher) {
   EXPECT_THROW(abn_detail::backward(dz, b), c10::Error);
 }
 
+/// A process group whose other ranks have empty batches.
+class GroupOfOneBatch : public testing::LocalGroup {
+ public:
+  explicit GroupOfOneBatch(int size)
+      : LocalGroup("one_batch_of_" + std::to_string(size), c10::make_intrusive<OneBatch>(0, size)) {}
+
+ private:
+  class OneBatch : public testing::LocalBackend {
+   public:
+    using testing::LocalBackend::LocalBackend;
+
+   private:
+    std::vector<at::Tensor> exchange(const at::Tensor& mine) override {
+      std::vector<at::Tensor> all(static_cast<std::size_t>(getSize()), at::zeros_like(mine));
+      all[0] = mine.clone();
+      return all;
+    }
+  };
+};
+
 TEST(AbnGroup, OneValueInAllRanksIsAnError) {
-  const MirrorGroup group(1);
-  AbnOptions options;
-  options.group = group.name();
-  EXPECT_THROW(abn(torch::ones({1, 3}), {}, options), c10::ValueError);
+  for (const int ranks : {1, 2}) {
+    const GroupOfOneBatch group(ranks);
+    AbnOptions options;
+    options.group = group.name();
+    EXPECT_THROW(abn(torch::ones({1, 3}), {}, options), c10::ValueError) << ranks;
+    EXPECT_NO_THROW(abn(torch::ones({2, 3}), {}, options)) << ranks;
+  }
 }
 
 }  // namespace

@@ -233,12 +233,12 @@ inline unsigned cluster_size() {
 inline void cluster_sync(cuda_emulator::Place place = cuda_emulator::Place::current()) {
   cuda_emulator::cluster_barrier(place);
 }
-// The whole barrier at its first half: a block that ended early would still be found by the emulator's check
-// of reads from blocks that have ended.
 inline void cluster_arrive(cuda_emulator::Place place = cuda_emulator::Place::current()) {
-  cuda_emulator::cluster_barrier(place);
+  cuda_emulator::cluster_arrive(place);
 }
-inline void cluster_wait() {}
+inline void cluster_wait() {
+  cuda_emulator::cluster_wait();
+}
 template <class T>
 T* in_cluster_block(T* shared, unsigned rank) {
   using Plain = std::remove_const_t<T>;

@@ -17,9 +17,11 @@
 ///   a barrier that not all threads reach, or that they reach at different places of the source;
 ///   an operation of a warp with missing lanes;
 ///   a vector access that is not aligned;
-///   a thread that ends without a wait for the copies that it started, or for the launch that this one follows;
+///   a thread that ends without a wait for the copies that it started, for the launch that this one follows, or
+///   for the cluster's barrier at which it arrived;
 ///   a write beside a shared variable, into its red zones;
-///   an access to another block's shared memory before that block declares it, or after that block ends;
+///   an access to another block's shared memory before that block declares it, after that block ends, or after
+///   the thread arrived at the barrier that lets that block end;
 ///   a launch that no device would accept.
 /// Shared memory is filled with NaN at first.
 /// AddressSanitizer detects accesses outside of any buffer, also in shared memory. ThreadSanitizer detects
@@ -107,6 +109,8 @@ using Place = std::source_location;
 
 void block_barrier(Place place);
 void cluster_barrier(Place place);
+void cluster_arrive(Place place);
+void cluster_wait();
 /// Exchanges one value per lane: all lanes of the warp call it, and each gets the values of all 32. They stay
 /// readable until the lane's second next call. `orders_memory`: all lanes see afterwards what any lane wrote
 /// before.

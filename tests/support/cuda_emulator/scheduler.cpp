@@ -73,6 +73,7 @@ struct Thread {
   std::vector<Copy> copies{};  // that it has not waited for
   int copy_groups = 0;         // that it has committed
   bool has_waited = false;     // for the launch before
+  bool has_arrived = false;    // at the cluster's barrier, for which it has not waited yet
 
   Warp& warp() const { return block->warps[index / kWarp]; }
   unsigned lane() const { return index % kWarp; }
@@ -245,6 +246,9 @@ class Run {
     if (run->launch().follows && !running->has_waited && !run->failure_)
       run->failure_ = std::make_exception_ptr(EmulatorError(
           run->where(*running) + "this thread ends without wait_for_launch_before(), which it follows"));
+    if (running->has_arrived && !run->failure_)
+      run->failure_ = std::make_exception_ptr(EmulatorError(
+          run->where(*running) + "this thread ends without cluster_wait() after cluster_arrive()"));
     running->state = State::kDone;
     Block& block = *running->block;
     ++block.done;
@@ -382,10 +386,31 @@ void block_barrier(Place place) {
   meet(block.meeting, first, first + threads, State::kAtBlock, true, place);
 }
 
-void cluster_barrier(Place place) {
+namespace {
+
+void meet_in_cluster(bool orders_memory, Place place) {
+  if (running->has_arrived) fail("a barrier of the cluster after cluster_arrive() without cluster_wait()");
   const Launch& launch = current->launch();
-  meet(current->cluster_meeting, 0, std::size_t{launch.threads} * launch.cluster, State::kAtCluster, true,
-       place);
+  meet(current->cluster_meeting, 0, std::size_t{launch.threads} * launch.cluster, State::kAtCluster,
+       orders_memory, place);
+}
+
+}  // namespace
+
+void cluster_barrier(Place place) {
+  meet_in_cluster(true, place);
+}
+
+// The whole barrier happens at its first half. The checks make up for what then cannot go wrong: that a block
+// ends early, or is read late.
+void cluster_arrive(Place place) {
+  meet_in_cluster(false, place);
+  running->has_arrived = true;
+}
+
+void cluster_wait() {
+  if (!running->has_arrived) fail("cluster_wait() without cluster_arrive()");
+  running->has_arrived = false;
 }
 
 const uint64_t* warp_exchange(uint64_t value, bool orders_memory, Place place) {
@@ -416,6 +441,9 @@ void* in_cluster_block(void* shared, unsigned rank) {
   if (rank >= current->launch().cluster)
     fail("block " + std::to_string(rank) + " of a cluster of " + std::to_string(current->launch().cluster));
   if (!own.shared->contains(shared)) fail("an address outside of shared memory is mapped to another block");
+  if (running->has_arrived)
+    fail("shared memory of block " + std::to_string(rank) +
+         " of the cluster after cluster_arrive(), which says that this block has read it");
   Block& other = current->blocks()[rank];
   const auto offset = static_cast<std::size_t>(static_cast<char*>(shared) - own.shared->begin());
   if (!other.shared->is_declared(offset, current->layout()))
