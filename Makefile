@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
-	@echo "make test    builds and runs all tests, and some again under the sanitizers;  make sanitize  these alone"
+	@echo "make test    builds and runs all tests, and some again under the sanitizers;  make sanitize  these alone, with the operators"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make fuzz    gives every parser 1,000,000 mutated files under the sanitizers: hours"
 	@echo "make bench   measures the claims about this CPU: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
@@ -41,7 +41,7 @@ demo: configure
 
 test: build
 	@scripts/run_tests $(PRESET)
-	@[ $(PRESET) != release ] || scripts/run_sanitizers --unless-passed
+	@[ $(PRESET) != release ] || scripts/run_sanitizers --unless-passed --without ops
 
 sanitize: bootstrap
 	@scripts/run_sanitizers

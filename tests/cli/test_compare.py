@@ -52,7 +52,7 @@ def test_figures_are_of_the_step_that_was_measured(compared):
 
 
 def test_in_place_peaks_lower_and_fits_a_larger_batch_where_activations_decide(folder):
-    larger = ("--model deeplabv3_resnet18 --height 96 --width 96 --crop 96 --batch 8 --channels-last --max-steps 1 "
+    larger = ("--height 96 --width 96 --crop 96 --batch 8 --channels-last --max-steps 1 "
               "--quiet").split()
     succeeds("compare", *TINY, *larger, "--output", folder / "run")
     standard, inplace = results(folder / "run")["runs"]
@@ -177,7 +177,7 @@ def test_the_recipe_of_the_demonstration_is_its_built_in_settings(folder):
     assert with_file == without
 
 
-SPENDS = [*TINY, *"--images 64 --model deeplabv3_resnet18 --height 96 --width 96 --crop 64 --batch 8 --channels-last --max-steps 1 "
+SPENDS = [*TINY, *"--images 64 --height 96 --width 96 --crop 64 --batch 8 --channels-last --max-steps 1 "
           "--evaluate-every 1 --quiet".split()]
 
 

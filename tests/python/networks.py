@@ -106,8 +106,12 @@ NETWORKS = {
     "resnet50": (_torchvision("resnet50"), 64, 0.56),
     "resnext50": (_torchvision("resnext50_32x4d"), 64, 0.56),
     "densenet121": (_torchvision("densenet121"), 64, 0.35),
+    # Networks with few layers, for the tests that take long.
+    "resnet_small": (from_package("torchvision.models.resnet", lambda m: m.ResNet(m.Bottleneck, [1, 1, 1, 1])), 64, 0.60),
+    "densenet_small": (_torchvision("DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16), 64, 0.50),
     "efficientnet_b0": (_torchvision("efficientnet_b0"), 64, 0.36),
     "mobilenet_v3_large": (_torchvision("mobilenet_v3_large"), 64, 0.56),
+    "mobilenet_v3_small": (_torchvision("mobilenet_v3_small"), 64, 0.56),
     "mobilenet_v2": (_torchvision("mobilenet_v2"), 64, 0.56),
     "deeplabv3_resnet50": (from_package("torchvision.models.segmentation",
                                         lambda m: m.deeplabv3_resnet50(weights_backbone=None)), 64, 0.58),

@@ -70,7 +70,7 @@ def test_a_step_equals_the_original(name):
     assert not any("palimpsest" in key for m in model.modules() for key in vars(m))
 
 
-@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0", "densenet121", "yolo_like", "nnunet_like"])
+@pytest.mark.parametrize("name", ["resnet_small", "mobilenet_v3_small", "densenet_small", "yolo_like", "nnunet_like"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_autocast(name, channels_last):
     model, x, _ = make(name, torch.float32)
@@ -88,7 +88,7 @@ def test_autocast(name, channels_last):
     assert all(p.grad.isfinite().all() for p in converted.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_large", "densenet121", "deeplabv3_resnet50", "yolo_like", "nnunet_like"])
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "densenet_small", "deeplabv3_resnet50", "yolo_like", "nnunet_like"])
 def test_compile_has_no_break(name):
     model, x, _ = make(name)
     converted, _ = palimpsest.convert(copy.deepcopy(model))

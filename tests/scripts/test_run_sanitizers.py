@@ -122,6 +122,13 @@ def test_the_compiler_cache_may_be_emptied_and_keeps_the_memory(tree):
     assert tree.run("--unless-passed")[1] == []
 
 
-def test_wrong_arguments_are_answered_with_the_usage(tree):
-    result = subprocess.run([tree.root / "scripts/run_sanitizers", "--unless"], capture_output=True, text=True)
-    assert result.returncode == 1 and result.stderr == "usage: run_sanitizers [--unless-passed]\n"
+def test_a_program_can_be_left_out(tree):
+    assert "asan: kernels ops cuda_emulator" in tree.run()[2]
+    assert "asan: kernels cuda_emulator" in tree.run("--without", "ops")[2]
+
+
+@pytest.mark.parametrize("arguments, named", [(["--unless"], "--unless"), (["--without", "opps"], "'opps'")])
+def test_wrong_arguments_are_answered_with_the_usage(tree, arguments, named):
+    result = subprocess.run([tree.root / "scripts/run_sanitizers", *arguments], capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("usage: run_sanitizers [-h] [--unless-passed] [--without NAME]\n")
+    assert named in result.stderr
