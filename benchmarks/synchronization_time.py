@@ -21,10 +21,10 @@ import time
 import torch
 import torch.distributed as dist
 
-from support import Options, Report, Row, Spread, interleave
+from support import Options, Report, Row, Spread, interleave, positive
 
 CHANNELS = (64, 512, 2048)
-WORLDS = (2, 4)
+RANKS = (2, 4)
 CALLS = 20
 LIMIT = 1.20
 
@@ -112,11 +112,13 @@ def main():
     parser = Options("Times what statistics over a process group add to a layer.")
     parser.add_argument("--build", metavar="FOLDER", default="build/release",
                         help="the build folder with the operators [build/release]")
+    parser.add_argument("--ranks", metavar="N,...", type=lambda text: [positive(part) for part in text.split(",")], default=RANKS,
+                        help="processes of the groups that are measured [2,4]")
     options = parser.parse_args()
     library = parser.library(options.build)
     torch.set_num_threads(1)
     report = Report("synchronization_time", options)
-    for world in WORLDS:
+    for world in options.ranks:
         for channels, results in measure(world, str(library), CHANNELS, options.repeats):
             for direction, (added, opponent) in results.items():
                 name = "all_gather" if direction == "forward" else "all_reduce"

@@ -1,18 +1,16 @@
 """The benchmark of converted networks at a small size: what it prints and writes, what it refuses. Nothing is timed."""
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
+from training_step_support import BUILD, ROOT, support
 
 
 def run(*arguments, paths=""):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(paths)}
+    environment = {**os.environ, **support.RETAINING_MALLOC, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(paths)}
     return subprocess.run([sys.executable, ROOT / "benchmarks/convert_step.py", "--build", BUILD, *map(str, arguments)],
                           capture_output=True, text=True, env=environment, timeout=300)
 

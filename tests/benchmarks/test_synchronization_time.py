@@ -16,12 +16,17 @@ def run(*arguments):
 
 def test_every_claim_has_a_row(tmp_path):
     path = tmp_path / "out.json"
-    done = run("--build", BUILD, "--repeats", 1, "--json", path)
+    done = run("--build", BUILD, "--repeats", 1, "--ranks", 2, "--json", path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
-    assert [row["claim"] for row in rows] == [f"{direction}, {channels} channels, {ranks} ranks" for ranks in (2, 4)
-                                              for channels in (64, 512, 2048) for direction in ("forward", "backward")]
+    assert [row["claim"] for row in rows] == [f"{direction}, {channels} channels, 2 ranks" for channels in (64, 512, 2048)
+                                              for direction in ("forward", "backward")]
     assert all((row["limit"] == 1.2) == row["claim"].startswith("forward") for row in rows)
+
+
+def test_a_wrong_number_of_ranks_is_refused():
+    done = run("--build", BUILD, "--ranks", "2,none")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "'none'" in done.stderr
 
 
 def test_a_folder_without_the_operators_is_refused(tmp_path):

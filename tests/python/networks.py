@@ -107,8 +107,12 @@ NETWORKS = {
     "resnext50": (_torchvision("resnext50_32x4d"), 64, 0.56),
     "densenet121": (_torchvision("densenet121"), 64, 0.35),
     # Networks with few layers, for the tests that take long.
-    "resnet_small": (from_package("torchvision.models.resnet", lambda m: m.ResNet(m.Bottleneck, [1, 1, 1, 1])), 64, 0.60),
-    "densenet_small": (_torchvision("DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16), 64, 0.50),
+    "resnext_small": (from_package("torchvision.models.resnet", lambda m: m.ResNet(
+        m.Bottleneck, [1, 1, 1, 1], groups=32, width_per_group=4, replace_stride_with_dilation=[False, True, True])), 64, 0.60),
+    "efficientnet_small": (from_package("torchvision.models.efficientnet", lambda m: m.EfficientNet(
+        [m.MBConvConfig(1, 3, 1, 16, 16, 1, 1, 1), m.MBConvConfig(6, 3, 2, 16, 24, 2, 1, 1)], 0.2)), 64, 0.40),
+    "mobilenet_v2_small": (_torchvision("mobilenet_v2", inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2]]), 64, 0.45),
+    "densenet_small": (_torchvision("DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16), 64, 0.40),
     "efficientnet_b0": (_torchvision("efficientnet_b0"), 64, 0.36),
     "mobilenet_v3_large": (_torchvision("mobilenet_v3_large"), 64, 0.56),
     "mobilenet_v3_small": (_torchvision("mobilenet_v3_small"), 64, 0.56),

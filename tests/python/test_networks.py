@@ -70,7 +70,7 @@ def test_a_step_equals_the_original(name):
     assert not any("palimpsest" in key for m in model.modules() for key in vars(m))
 
 
-@pytest.mark.parametrize("name", ["resnet_small", "mobilenet_v3_small", "densenet_small", "yolo_like", "nnunet_like"])
+@pytest.mark.parametrize("name", ["resnext_small", "efficientnet_small", "densenet_small", "yolo_like", "nnunet_like"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_autocast(name, channels_last):
     model, x, _ = make(name, torch.float32)

@@ -88,7 +88,7 @@ def _compare_data_parallel(name, rank):
     assert_all_close(*gradients)
 
 
-# The others are made of the same layers, and take minutes.
+# The others have more of the same blocks, and take minutes.
 PARALLEL = [name for name in NETWORKS if name not in ("resnet50", "resnext50", "densenet121", "efficientnet_b0", "mobilenet_v3_large",
                                                       "mobilenet_v2", "deeplabv3_resnet50")]
 

@@ -46,7 +46,7 @@ GroupStatistics whole_batch(const std::string& group, const OwnBatch& own, doubl
     if (on_cuda(all)) {
       const CudaCall call(all);
       kernels::cuda::merge_statistics(parts, eps, pointers, running_dtype, running, call.stream());
-      more_than_one |= call.is_capturing();  // the host must not wait
+      more_than_one = more_than_one || call.is_capturing();  // while it records, the host must not wait
     } else {
       kernels::cpu::merge_statistics(parts, eps, pointers, running_dtype, running);
     }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::testing {
@@ -108,6 +109,11 @@ std::vector<int64_t> last_offsets(const cuda::Cut& cut) {
   return offsets;
 }
 
+/// Of the last segment, without the 32 bits of Cut::first_piece().
+int64_t first_piece_of_last_segment(const cuda::Cut& cut) {
+  return int64_t{cut.pieces} * (cut.segments - 1) / cut.segments;
+}
+
 // A GPU's memory has room for tensors that no test here could allocate.
 TEST(CudaWalk, OffsetsAboveTwoToThe32AreExact) {
   constexpr int kVector = 4;
@@ -115,13 +121,16 @@ TEST(CudaWalk, OffsetsAboveTwoToThe32AreExact) {
   cuda::Cut cut;
   std::vector<int64_t> want;
   const auto is_large = [&] { return !want.empty() && want.back() > int64_t{1} << 32; };
-  for (const int64_t pixels : {int64_t{1} << 18, (int64_t{1} << 18) - 3}) {  // the latter begin off vectors
+  // Rows that begin on vectors, rows that do not, and segments of many rows.
+  for (const auto [images, pixels] : {std::pair{kImages, int64_t{1} << 18},
+                                      {kImages, (int64_t{1} << 18) - 3},
+                                      {int64_t{1} << 20, int64_t{18}}}) {
     SCOPED_TRACE(pixels);
     cut = {}, want = {};
-    cut.shape = {kImages, 512, pixels};
+    cut.shape = {images, 512, pixels};
     const int per_row = static_cast<int>(pixels / kVector);
-    cut.panels = 512, cut.pieces = static_cast<int>(kImages) * per_row, cut.segments = cut.pieces / 1000;
-    for (int piece = cut.first_piece(cut.segments - 1); piece < cut.pieces; ++piece) {
+    cut.panels = 512, cut.pieces = static_cast<int>(images) * per_row, cut.segments = cut.pieces / 1000;
+    for (int64_t piece = first_piece_of_last_segment(cut); piece < cut.pieces; ++piece) {
       const int64_t begin = (piece / per_row * cut.shape.c + cut.panels - 1) * pixels;
       const int64_t within = (kVector - begin % kVector) % kVector + piece % per_row * kVector;
       if (within + kVector <= pixels) want.push_back(begin + within);
@@ -135,7 +144,7 @@ TEST(CudaWalk, OffsetsAboveTwoToThe32AreExact) {
     cut.shape = {kImages, 512, 1 << 18};
     cut.wide = 4, cut.panels = 512 / (cut.wide * kVector), cut.pieces = static_cast<int>(kImages) << 18;
     cut.segments = cut.pieces / 1000;
-    for (int piece = cut.first_piece(cut.segments - 1); piece < cut.pieces; ++piece)
+    for (int64_t piece = first_piece_of_last_segment(cut); piece < cut.pieces; ++piece)
       for (int column = 0; column < cut.wide; ++column)
         want.push_back(piece * cut.shape.c + ((cut.panels - 1) * cut.wide + column) * kVector);
     ASSERT_TRUE(is_large());
@@ -149,7 +158,7 @@ TEST(CudaWalk, OffsetsAboveTwoToThe32AreExact) {
     cut.segments = 8;
     cut.rows = kThreadsOfTest / cut.wide, cut.next = cut.rows * cut.shape.c * cut.shape.s;
     cut.by_wide = cuda::Divisor<int32_t>(cut.wide);
-    for (int piece = cut.first_piece(cut.segments - 1); piece < cut.pieces; ++piece)
+    for (int64_t piece = first_piece_of_last_segment(cut); piece < cut.pieces; ++piece)
       for (int column = 0; column < cut.wide; ++column)
         want.push_back(piece * cut.shape.c * cut.shape.s +
                        (int64_t{cut.panels - 1} * cut.wide + column) * kVector);

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <string>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::ops {
@@ -121,33 +121,37 @@ TEST(AbnGroup, GoesThroughTheDispatcher) {
   EXPECT_THROW(abn_detail::backward(dz, b), c10::Error);
 }
 
-/// A process group whose other ranks have empty batches.
-class GroupOfOneBatch : public testing::LocalGroup {
+/// A process group of two whose other rank has `values` zeros per channel.
+class GroupBesideZeros : public testing::LocalGroup {
  public:
-  explicit GroupOfOneBatch(int size)
-      : LocalGroup("one_batch_of_" + std::to_string(size), c10::make_intrusive<OneBatch>(0, size)) {}
+  explicit GroupBesideZeros(double values)
+      : LocalGroup("beside_zeros", c10::make_intrusive<BesideZeros>(values)) {}
 
  private:
-  class OneBatch : public testing::LocalBackend {
+  class BesideZeros : public testing::LocalBackend {
    public:
-    using testing::LocalBackend::LocalBackend;
+    explicit BesideZeros(double values) : testing::LocalBackend(0, 2), values_(values) {}
 
    private:
     std::vector<at::Tensor> exchange(const at::Tensor& mine) override {
-      std::vector<at::Tensor> all(static_cast<std::size_t>(getSize()), at::zeros_like(mine));
-      all[0] = mine.clone();
-      return all;
+      at::Tensor other = at::zeros_like(mine);  // means, variances, their number
+      other[-1] = values_;
+      return {mine.clone(), other};
     }
+    double values_;
   };
 };
 
 TEST(AbnGroup, OneValueInAllRanksIsAnError) {
-  for (const int ranks : {1, 2}) {
-    const GroupOfOneBatch group(ranks);
+  for (const auto& [own, other] : {std::pair{0, 0}, {1, 0}, {0, 1}, {2, 0}, {1, 1}, {0, 2}}) {
+    SCOPED_TRACE(c10::str(own, " values, and ", other, " on the other rank"));
+    const GroupBesideZeros group(other);
     AbnOptions options;
     options.group = group.name();
-    EXPECT_THROW(abn(torch::ones({1, 3}), {}, options), c10::ValueError) << ranks;
-    EXPECT_NO_THROW(abn(torch::ones({2, 3}), {}, options)) << ranks;
+    if (own + other == 1)
+      EXPECT_THROW(abn(torch::ones({own, 3}), {}, options), c10::ValueError);
+    else
+      EXPECT_NO_THROW(abn(torch::ones({own, 3}), {}, options));
   }
 }
 

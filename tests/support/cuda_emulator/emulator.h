@@ -20,8 +20,8 @@
 ///   a thread that ends without a wait for the copies that it started, for the launch that this one follows, or
 ///   for the cluster's barrier at which it arrived;
 ///   a write beside a shared variable, into its red zones;
-///   an access to another block's shared memory before that block declares it, after that block ends, or after
-///   the thread arrived at the barrier that lets that block end;
+///   a thread that asks for an address in another block's shared memory before that block declares it, after
+///   that block ends, or after the thread arrived at the barrier that lets that block end;
 ///   a launch that no device would accept.
 /// Shared memory is filled with NaN at first.
 /// AddressSanitizer detects accesses outside of any buffer, also in shared memory. ThreadSanitizer detects
