@@ -80,7 +80,7 @@ function(palimpsest_test name)
   endif()
   # One CTest entry per program: loading libtorch takes a second, so one process per test case would cost minutes.
   add_test(NAME ${name} COMMAND tests_${name})
-  set_tests_properties(${name} PROPERTIES WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 600)
+  set_tests_properties(${name} PROPERTIES WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 1500)
 endfunction()
 
 # palimpsest_pytest(NAME FILE...): Python tests of the built program or of the operator library.

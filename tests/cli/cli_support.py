@@ -41,7 +41,7 @@ def forker():
 
 def run(*arguments, cwd=None, variables=None, **options):
     """Runs the program to its end, with `variables` in its environment; stdout and stderr are texts."""
-    command, variables, timeout = [PROGRAM, *map(str, arguments)], {**environment(), **(variables or {})}, 120
+    command, variables, timeout = [PROGRAM, *map(str, arguments)], {**environment(), **(variables or {})}, 300
     if not options and forker().fits(variables):
         return forker().run(command, cwd, variables, timeout)
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, **options)
