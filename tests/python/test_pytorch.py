@@ -88,7 +88,7 @@ def _compare_data_parallel(name, rank):
     assert_all_close(*gradients)
 
 
-# The others have more of the same blocks, and take minutes.
+# Without DeepLabV3 and the networks that have more of the same blocks, which together take minutes.
 PARALLEL = [name for name in NETWORKS if name not in ("resnet50", "resnext50", "densenet121", "efficientnet_b0", "mobilenet_v3_large",
                                                       "mobilenet_v2", "deeplabv3_resnet50")]
 

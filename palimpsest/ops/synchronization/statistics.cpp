@@ -42,16 +42,16 @@ GroupStatistics whole_batch(const std::string& group, const OwnBatch& own, doubl
     const kernels::GroupStatistics pointers{
         merged.mean.mutable_data_ptr<double>(), merged.var.mutable_data_ptr<double>(),
         merged.inv_std.mutable_data_ptr<double>(), merged.count.mutable_data_ptr<double>()};
-    bool more_than_one = own.values > 1;
+    // A rank with more values knows enough, and does not wait for its GPU.
+    bool reads_count = own.values <= 1;
     if (on_cuda(all)) {
       const CudaCall call(all);
       kernels::cuda::merge_statistics(parts, eps, pointers, running_dtype, running, call.stream());
-      more_than_one = more_than_one || call.is_capturing();  // while it records, the host must not wait
+      reads_count = reads_count && !call.is_capturing();  // nobody may wait for what is only recorded
     } else {
       kernels::cpu::merge_statistics(parts, eps, pointers, running_dtype, running);
     }
-    // Only a rank that has one value or none needs the number itself, for which a GPU's host waits.
-    TORCH_CHECK_VALUE(more_than_one || merged.count.item<double>() != 1,
+    TORCH_CHECK_VALUE(!reads_count || merged.count.item<double>() != 1,
                       "[abn] training needs more than one value per channel, got one in all ", all.size(0),
                       " ranks of the group '", group,
                       "' together; use a larger batch, or frozen statistics (training = false)");

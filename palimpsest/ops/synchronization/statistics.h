@@ -33,8 +33,8 @@ struct OwnBatch {
 /// on every rank. Moves the running statistics whose pointers are not null (`running_dtype`: f32 or f64).
 /// Within a segment that runs again it returns what the first run returned, and nothing else happens
 /// (base/segment_log.h).
-/// Raises c10::ValueError on every rank if the whole batch has one value per channel. To know that, a rank of
-/// which the batch has one value or none waits for its GPU. While a CUDA graph is recorded it cannot wait, and
+/// Raises c10::ValueError on every rank if the whole batch has one value per channel. To know that, a rank
+/// whose own batch has one value or none waits for its GPU. It cannot wait while a CUDA graph is recorded: then
 /// such a batch only leaves the running statistics as they are.
 GroupStatistics whole_batch(const std::string& group, const OwnBatch& own, double eps,
                             DType running_dtype = DType::f32, const kernels::RunningStatistics& running = {});

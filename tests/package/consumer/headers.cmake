@@ -2,9 +2,9 @@
 # torch/nn/module.h or ATen/core/Tensor.h (by itself, or through headers of ours) gets that one precompiled: it would have
 # compiled it first or later in any case, and 15 s per unit are spared. So a missing include of ours, or of another part of
 # libtorch or std than that one, is an error here.
-# The units with libtorch are parsed only: they end with a static assertion that fails, at which the compiler stops
-# (parse_header). Behind it, it would instantiate the templates that were used, most of them libtorch's, for 4 s per unit. So
-# an error that only an instantiation shows is not found in them.
+# The units with torch/nn are parsed only: each ends with a static assertion that fails, and there the compiler stops
+# (parse_header). Behind it the compiler would instantiate templates, most of them libtorch's, for 4 s per unit. So these
+# units do not show an error that only an instantiation shows.
 get_target_property(_include palimpsest::base INTERFACE_INCLUDE_DIRECTORIES)
 file(GLOB_RECURSE _headers RELATIVE ${_include} ${_include}/palimpsest/*.h)
 
@@ -38,18 +38,16 @@ foreach(_header IN LISTS _headers)
   string(MAKE_C_IDENTIFIER ${_header} _unit)
   set(_end "")
   included_by(${_header} _all)
-  if("ATen/core/Tensor.h" IN_LIST _all OR _all MATCHES "torch/nn")
-    # The name is found only outside of every namespace and class of the header.
-    set(_end "struct Parsed {};\nstatic_assert(sizeof(::Parsed) == 0, \"parsed to the end\");\n")
-  endif()
-  file(CONFIGURE OUTPUT ${_unit}.cpp CONTENT "#include <${_header}>\n${_end}")
   if(_all MATCHES "torch/nn/(module|cloneable|modules/[a-z/]+)\\.h")
     list(APPEND _units_module ${CMAKE_CURRENT_BINARY_DIR}/${_unit}.cpp)
+    # ::Parsed is found only if the header has closed all of its namespaces and classes.
+    set(_end "struct Parsed {};\nstatic_assert(sizeof(::Parsed) == 0, \"parsed to the end\");\n")
   elseif("ATen/core/Tensor.h" IN_LIST _all)
     list(APPEND _units_tensor ${CMAKE_CURRENT_BINARY_DIR}/${_unit}.cpp)
   else()
     list(APPEND _units_plain ${CMAKE_CURRENT_BINARY_DIR}/${_unit}.cpp)
   endif()
+  file(CONFIGURE OUTPUT ${_unit}.cpp CONTENT "#include <${_header}>\n${_end}")
 endforeach()
 
 foreach(_kind module tensor plain)
@@ -57,6 +55,6 @@ foreach(_kind module tensor plain)
   target_link_libraries(headers_${_kind} PRIVATE palimpsest::palimpsest)
   target_compile_options(headers_${_kind} PRIVATE -O0 -Wall -Wextra -Wno-unused-parameter -Werror -Wfatal-errors)
 endforeach()
-set_target_properties(headers_module headers_tensor PROPERTIES CXX_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/parse_header)
+set_target_properties(headers_module PROPERTIES CXX_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/parse_header)
 target_precompile_headers(headers_module PRIVATE <torch/nn/module.h>)
 target_precompile_headers(headers_tensor PRIVATE <ATen/core/Tensor.h>)

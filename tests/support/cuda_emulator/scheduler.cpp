@@ -343,6 +343,13 @@ void meet(Meeting& meeting, std::size_t first, std::size_t last, State waiting, 
   if (orders_memory) acquire(order);
 }
 
+void meet_in_cluster(bool orders_memory, Place place) {
+  if (running->has_arrived) fail("a barrier of the cluster after cluster_arrive() without cluster_wait()");
+  const Launch& launch = current->launch();
+  meet(current->cluster_meeting, 0, std::size_t{launch.threads} * launch.cluster, State::kAtCluster,
+       orders_memory, place);
+}
+
 }  // namespace
 
 Settings& settings() {
@@ -385,17 +392,6 @@ void block_barrier(Place place) {
   const std::size_t threads = current->launch().threads, first = block.rank * threads;
   meet(block.meeting, first, first + threads, State::kAtBlock, true, place);
 }
-
-namespace {
-
-void meet_in_cluster(bool orders_memory, Place place) {
-  if (running->has_arrived) fail("a barrier of the cluster after cluster_arrive() without cluster_wait()");
-  const Launch& launch = current->launch();
-  meet(current->cluster_meeting, 0, std::size_t{launch.threads} * launch.cluster, State::kAtCluster,
-       orders_memory, place);
-}
-
-}  // namespace
 
 void cluster_barrier(Place place) {
   meet_in_cluster(true, place);
