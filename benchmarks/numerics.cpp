@@ -9,6 +9,8 @@
 // a wrong option.
 #include "benchmarks/support.h"
 
+#include "palimpsest/base/error.h"
+#include "palimpsest/io/atomic_file.h"
 #include "palimpsest/kernels/activation.h"
 #include "palimpsest/nn/batch_norm_act.h"
 
@@ -18,7 +20,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -147,15 +148,14 @@ int run_program(int argc, char** argv) {
   }
   std::printf("numerics: %s\n", pass ? "every claim holds" : "a claim FAILED");
   if (!options.json.empty()) {
-    std::ofstream file(options.json);
-    file << "{\"benchmark\": \"numerics\", \"processor\": " << Json(processor_name()).dump()
-         << ", \"commit\": " << Json(commit()).dump() << ", \"pass\": " << (pass ? "true" : "false")
-         << ", \"rows\": [";
-    for (std::size_t i = 0; i < rows.size(); ++i) file << (i ? ",\n" : "\n") << rows[i].dump();
-    file << "\n]}\n";
-    file.close();
-    if (file.fail()) {
-      std::fprintf(stderr, "numerics: cannot write %s\n", options.json.c_str());
+    std::string text = "{\"benchmark\": \"numerics\", \"processor\": " + Json(processor_name()).dump() +
+                       ", \"commit\": " + Json(commit()).dump() + ", \"pass\": " + Json(pass).dump() +
+                       ", \"rows\": [";
+    for (std::size_t i = 0; i < rows.size(); ++i) text += (i ? ",\n" : "\n") + rows[i].dump();
+    try {
+      io::write_file_atomically(options.json, text + "\n]}\n");
+    } catch (const Error& error) {
+      std::fprintf(stderr, "numerics: %s\n", error.what());
       return 1;
     }
   }

@@ -12,6 +12,7 @@ they meet before each run. Sides run in turn, and a run makes 20 calls.
 
 Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, a claim fails; 2 a wrong option.
 """
+import argparse
 import multiprocessing
 import os
 import sys
@@ -108,12 +109,20 @@ def measure(world, library, channels, repeats):
             process.join()
 
 
+def group_sizes(text):
+    """For argparse. One rank exchanges nothing."""
+    sizes = [positive(part) for part in text.split(",")]
+    if min(sizes) < 2:
+        raise argparse.ArgumentTypeError(f"a group of 2 ranks or more is needed, got '{text}'")
+    return sizes
+
+
 def main():
     parser = Options("Times what statistics over a process group add to a layer.")
     parser.add_argument("--build", metavar="FOLDER", default="build/release",
                         help="the build folder with the operators [build/release]")
-    parser.add_argument("--ranks", metavar="N,...", type=lambda text: [positive(part) for part in text.split(",")], default=RANKS,
-                        help="processes of the groups that are measured [2,4]")
+    parser.add_argument("--ranks", metavar="N,...", type=group_sizes, default=RANKS,
+                        help="processes of the groups that are measured, 2 or more each [2,4]")
     options = parser.parse_args()
     library = parser.library(options.build)
     torch.set_num_threads(1)

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 
@@ -24,9 +26,10 @@ def test_every_claim_has_a_row(tmp_path):
     assert all((row["limit"] == 1.2) == row["claim"].startswith("forward") for row in rows)
 
 
-def test_a_wrong_number_of_ranks_is_refused():
-    done = run("--build", BUILD, "--ranks", "2,none")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "'none'" in done.stderr
+@pytest.mark.parametrize("ranks, named", [("2,none", "'none'"), ("1", "'1'"), ("2,1", "'2,1'")])
+def test_a_wrong_number_of_ranks_is_refused(ranks, named):
+    done = run("--build", BUILD, "--ranks", ranks)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and named in done.stderr
 
 
 def test_a_folder_without_the_operators_is_refused(tmp_path):

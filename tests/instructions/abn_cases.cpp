@@ -80,6 +80,14 @@ std::vector<Case> abn_cases() {
        .layout = Layout::kChannelsLast,
        .activation = Activation::kSiLU,
        .saved = Saved::kPreActivation});
+  add(cases, "f16 NCHW sigmoid",
+      {.shape = {2, 16, 2809}, .dtype = DType::f16, .activation = Activation::kSigmoid});
+  add(cases, "bf16 channels-last hard_swish",
+      {.shape = {2, 64, 702},
+       .layout = Layout::kChannelsLast,
+       .dtype = DType::bf16,
+       .activation = Activation::kHardSwish,
+       .saved = Saved::kPreActivation});
   return cases;
 }
 

@@ -26,8 +26,9 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   const PerChannel<T, V, kPlane> weight(coefficients.weight), bias(coefficients.bias);
   // A plane is in cache when this sweep begins, and the processor prefetches its next rows by itself.
   const int64_t ahead = values_ahead<S>(block);
-  // A copy: no store of the sweep can change its pointers.
+  // Copies: no store of the sweep can change them.
   const ApplyTensors<S> t = tensors;
+  const Act activation = act;
   map_rows<kSweepOrder<S, kPlane>, V, Applied<V>>(
       block, t.z, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, Applied<V>& out) PALIMPSEST_INLINE_LAMBDA {
@@ -37,7 +38,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
         if (saves_aside(saved)) y = out.saved_value = as_stored<S>(y);
         if (saved == Saved::kNormalized) y = y * weight.at(place) + bias.at(place);
         if (has_residual) y += residual_at<V>(t.residual, place);
-        out.z = act.template forward<V>(y);
+        out.z = activation.template forward<V>(y);
       },
       [&](int64_t i, bool streaming, const auto&... out) PALIMPSEST_INLINE_LAMBDA {
         constexpr Order kOrder = kSweepOrder<S, kPlane>;

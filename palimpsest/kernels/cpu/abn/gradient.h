@@ -15,8 +15,7 @@ namespace {
 template <class S, class V, bool kPlane, class Act, class Saved_, class Residual_>
 class Gradient {
   using T = accumulate_t<S>;
-  static constexpr bool kMayHaveBits =
-      __is_same(Saved_, Saved) || __is_same(Saved_, Constant<Saved::kOutputBit>);
+  static constexpr bool kMayHaveBits = __is_same(Saved_, Saved);
 
  public:
   /// The bits lie in the order of the values.
@@ -98,8 +97,8 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
                           function(Gradient<S, V, kPlane, Act, decltype(kind), decltype(residual)>(
                               act, kind, residual, coefficients, tensors));
                         };
-  // Sweeps that are bound by memory, and those of the usual exponentials, are compiled for each choice. The others (form
-  // I, which is only for comparison; rows shorter than a vector) test their choices for each vector.
+  // Sweeps that are bound by memory, and those of the usual activations, are compiled for each choice. The others test
+  // their choices for each vector: a copy for each kind of saved values took a third of the compiler's time.
   if (block.width < lanes<T, Vector<T>>()) return call(T{}, any<S>(choice), saved, has_residual);
   if (is_straight<S>(choice, block.width) && saved != Saved::kOutputForm1)
     return with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kInput>(
@@ -113,9 +112,7 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
     return saved == Act::kSaved;
   };
   if (!has_residual && with_inline_activation<S>(choice, block.width, inlined)) return;
-  with_constant<Saved::kOutput, Saved::kOutputForm1, Saved::kPreActivation, Saved::kInput, Saved::kOutputBit>(
-      saved,
-      [&](auto kind) PALIMPSEST_INLINE_LAMBDA { call(Vector<T>{}, any<S>(choice), kind, has_residual); });
+  call(Vector<T>{}, any<S>(choice), saved, has_residual);
 }
 
 template <class V>
