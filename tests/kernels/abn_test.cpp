@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 namespace palimpsest::testing {
 namespace {
@@ -49,9 +50,11 @@ class Abn : public ::testing::Test {
  protected:
   // `body` with every layout, and a straight-line and a curved activation.
   template <class Body>
-  static void for_each_kind(AbnCase c, const Body& body) {
+  static void for_each_kind(AbnCase c, const Body& body,
+                            const std::vector<Activation>& activations = {Activation::kLeakyReLU,
+                                                                          Activation::kELU}) {
     for (const Layout layout : kLayouts) {
-      for (const Activation activation : {Activation::kLeakyReLU, Activation::kELU}) {
+      for (const Activation activation : activations) {
         c.layout = layout;
         c.activation = activation;
         c.activation_param = default_param(activation);
@@ -258,22 +261,24 @@ TYPED_TEST(Abn, ANaNOfAnyBitsInAParameterReachesEveryValueOfItsChannelAlone) {
   constexpr int64_t kChannel = 3;
   for (const uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7fff8001u, 0x7f800001u, 0xff80ffffu, 0x7fc00000u}) {
     for (const bool in_weight : {true, false}) {
-      for (const Saved saved : {Saved::kOutput, Saved::kPreActivation}) {
-        for (const Shape3 shape : {Shape3{2, 20, 75}, Shape3{2, 33, 49}, Shape3{2, 5, 600}}) {
-          this->for_each_kind({.shape = shape, .saved = saved}, [&](const AbnCase& c) {
-            AbnTensors<TypeParam> t(c);
-            (in_weight ? t.weight : t.bias)[kChannel] = std::bit_cast<float>(bits);
-            run_cpu(c, t);
-            int64_t wrong = 0;
-            for (int64_t i = 0; i < t.z.size(); ++i) {
-              const int64_t channel = (c.layout == Layout::kNCHW ? i / c.shape.s : i) % c.shape.c;
-              for (const TypeParam value : {t.z[i], t.dx[i]})
-                wrong += std::isnan(static_cast<double>(value)) != (channel == kChannel);
-            }
-            EXPECT_EQ(wrong, 0) << c << ", bits " << std::hex << bits
-                                << (in_weight ? " in weight" : " in bias");
-          });
+      const auto body = [&](const AbnCase& c) {
+        AbnTensors<TypeParam> t(c);
+        (in_weight ? t.weight : t.bias)[kChannel] = std::bit_cast<float>(bits);
+        run_cpu(c, t);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < t.z.size(); ++i) {
+          const int64_t channel = (c.layout == Layout::kNCHW ? i / c.shape.s : i) % c.shape.c;
+          for (const TypeParam value : {t.z[i], t.dx[i]})
+            wrong += std::isnan(static_cast<double>(value)) != (channel == kChannel);
         }
+        EXPECT_EQ(wrong, 0) << c << ", bits " << std::hex << bits << (in_weight ? " in weight" : " in bias");
+      };
+      for (const Shape3 shape : {Shape3{2, 20, 75}, Shape3{2, 33, 49}, Shape3{2, 5, 600}}) {
+        using enum Activation;
+        this->for_each_kind({.shape = shape, .saved = Saved::kOutput}, body,
+                            {kLeakyReLU, kELU, kSigmoid, kTanh});
+        this->for_each_kind({.shape = shape, .saved = Saved::kPreActivation}, body,
+                            {kLeakyReLU, kELU, kReLU6, kHardSwish, kGELU, kSiLU});
       }
     }
   }
