@@ -82,7 +82,7 @@ std::vector<Case> abn_cases() {
        .saved = Saved::kPreActivation});
   add(cases, "f16 NCHW sigmoid",
       {.shape = {2, 16, 2809}, .dtype = DType::f16, .activation = Activation::kSigmoid});
-  add(cases, "bf16 channels-last hard_swish",
+  add(cases, "bf16 channels-last hardswish",
       {.shape = {2, 64, 702},
        .layout = Layout::kChannelsLast,
        .dtype = DType::bf16,

@@ -48,7 +48,7 @@ void expect_right(const AbnCase& c) {
 template <class T>
 class Abn : public ::testing::Test {
  protected:
-  // `body` with every layout, and a straight-line and a curved activation.
+  // `body` with every layout and activation: by default a straight-line and a curved one.
   template <class Body>
   static void for_each_kind(AbnCase c, const Body& body,
                             const std::vector<Activation>& activations = {Activation::kLeakyReLU,

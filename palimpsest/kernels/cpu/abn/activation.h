@@ -22,8 +22,8 @@ using cpu::abn::Residual;
 
 namespace {
 
-// Out of line: all activations in every sweep would be a megabyte of code. What a call costs stands at InlineActivations.
-// Arguments by reference: by value, gcc stores a part of them and then loads the whole, which has to wait for the store,
+// Out of line: all activations in every sweep would be a megabyte of code. InlineActivations says what a
+// call costs. Arguments by reference: by value, gcc stores a part of them and then loads the whole, which has to wait for the store,
 // at each call (ELU: 1.4 times the time).
 template <class T, class V>
 __attribute__((noinline)) V any_forward(Activation kind, const ActivationArguments& arguments, V y) {
@@ -137,14 +137,14 @@ struct InlineActivation {
   }
 };
 
-/// Those that usual networks have, but for the straight ones. A call for each vector would take as long as everything else
-/// in backward: ReLU6, HardSwish and the sigmoid take half of the time without it, on a Zen 3 with AVX2.
+/// The activations that InlineActivation is compiled for: those of usual networks, but for the straight ones. With a call
+/// per vector the backward pass of ReLU6, HardSwish and the sigmoid takes twice the time, on a Zen 3 with AVX2.
 template <class T>
 using InlineActivations =
     ActivationList<ELU<T>, Sigmoid<T>, Tanh<T>, ReLU6<T>, GELU<T>, SiLU<T>, HardSwish<T>>;
 
 /// Returns function(activation) with an InlineActivation, if sweeps over rows of `width` values have one for `choice`.
-/// Else returns false; for f64 always, which is too rare for the time that its copies take to compile.
+/// Else returns false. It does so for every f64: f64 is rare, and each copy of a sweep takes time to compile.
 template <class S, class Function>
 PALIMPSEST_HOST_DEVICE bool with_inline_activation(ActivationChoice choice, int64_t width,
                                                    const Function& function) {
