@@ -104,6 +104,13 @@ class Call {
     run(panels * segments, [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels), i / panels); });
   }
 
+  /// The same from the end, after a sweep of an earlier call.
+  template <class Sweep>
+  void one_sweep_backwards(const Sweep& sweep) {
+    const int64_t panels = partition_.panels(), segments = partition_.segments();
+    run_backwards(panels * segments, [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels)); });
+  }
+
   // ---- Statistics
 
   void moments(const Piece& piece, int64_t segment, const S* x) {
@@ -138,8 +145,10 @@ class Call {
   }
 
   void apply(const Piece& piece, const AbnForward& forward) const {
-    in_cache(piece, forward.x_part, [&](const Piece& some) {
-      if (forward.x_part.part) gather_pixels(problem_, pixels(some), forward.x_part, forward.x);
+    in_cache(piece, forward.x_part, kFirstLevel, [&](const Piece& some) {
+      // The sweep over the last part has prefetched these pixels.
+      if (forward.x_part.part)
+        gather_pixels(problem_, pixels(some), forward.x_part, forward.x, /*prefetch=*/false);
       apply(some, forward, static_cast<const S*>(forward.x), forward_kind(problem_.saved));
     });
   }
@@ -155,7 +164,8 @@ class Call {
   }
 
   void reduce(const Piece& piece, int64_t segment, const AbnBackward& backward) {
-    if (backward.dz_part.part) gather_pixels(problem_, pixels(piece), backward.dz_part, backward.dz);
+    if (backward.dz_part.part)
+      gather_pixels(problem_, pixels(piece), backward.dz_part, backward.dz, /*prefetch=*/true);
     const int64_t at = segment * columns_ + piece.first_channel;
     sweeps_.reduce(piece.block, activation(), backward_kind(problem_.saved), backward_coefficients(piece),
                    gradient_tensors(piece, backward), first_ + at, second_ + at);
@@ -200,7 +210,7 @@ class Call {
   }
 
   void backward(const Piece& piece, const AbnBackward& backward) const {
-    in_cache(piece, backward.dx_part, [&](const Piece& some) {
+    in_cache(piece, backward.dx_part, kSecondLevel, [&](const Piece& some) {
       run_backward(some, backward);
       if (backward.dx_part.part) scatter_pixels(problem_, pixels(some), backward.dx_part, backward.dx);
     });
@@ -221,12 +231,16 @@ class Call {
         stores(piece.block, static_cast<const S*>(backward.dz), dx));
   }
 
-  /// Calls function(piece), or if channels are copied function(some) for parts of it that fit into a core's cache.
+  // Bytes of a tensor that stay in a core's cache beside those of others.
+  static constexpr int64_t kFirstLevel = 16384, kSecondLevel = 131072;
+
+  /// Calls function(piece), or if channels are copied function(some) for parts of it of about so many bytes.
   template <class Function>
-  void in_cache(const Piece& piece, const PartOfChannels& copied, const Function& function) const {
-    constexpr auto kValues = static_cast<int64_t>(32768 / sizeof(S));
+  void in_cache(const Piece& piece, const PartOfChannels& copied, int64_t bytes,
+                const Function& function) const {
     if (!copied.part) return function(piece);
-    const int64_t rows = std::max<int64_t>(1, kValues / piece.block.width);
+    const int64_t row_bytes = piece.block.width * static_cast<int64_t>(sizeof(S));
+    const int64_t rows = std::max<int64_t>(1, bytes / row_bytes);
     for (int64_t row = 0; row < piece.block.rows; row += rows) {
       Piece some = piece;
       some.block.rows = std::min(rows, piece.block.rows - row);
@@ -418,7 +432,7 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     call.for_channels([&](abn::Channels channels) { call.set_forward(channels, forward); });
-    call.one_sweep([&](const abn::Piece& piece, int64_t) { call.apply(piece, forward); });
+    call.one_sweep_backwards([&](const abn::Piece& piece) { call.apply(piece, forward); });
   });
 }
 
@@ -475,7 +489,7 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
       call.set_center(channels, backward);
       call.set_input_gradient(channels, backward, m);
     });
-    call.one_sweep([&](const abn::Piece& piece, int64_t) { call.backward(piece, backward); });
+    call.one_sweep_backwards([&](const abn::Piece& piece) { call.backward(piece, backward); });
   });
 }
 

@@ -40,25 +40,41 @@ class ChannelCopy {
   }
 
   /// The pixels [begin, end) of channels-last.
-  void pixels(int64_t begin, int64_t end) const {
-    // Local: the compiler must assume that a store of bytes changes any member.
-    const ChannelCopy own = *this;
-    const int64_t step = own.shape_.c * kStep, pixels = own.shape_.n * own.shape_.s;
-    auto* whole = own.full_ + begin * step;
-    auto* slot = own.part_ + begin * own.count_ * kStep;
-    for (int64_t pixel = begin; pixel < end; ++pixel, whole += step) {
-      // Beyond `end`, too: there the next call reads.
-      const bool reads_on = !kWrites && pixel + kPixelsAhead < pixels;
-      for (int64_t k = 0; k < own.count_; ++k, slot += kStep) {
-        const int64_t channel = own.channel_of(k);
-        if (channel < 0) continue;
-        if (reads_on) __builtin_prefetch(whole + kPixelsAhead * step + channel * kStep);
-        copy(whole + channel * kStep, slot, kStep);
-      }
+  void pixels(int64_t begin, int64_t end, bool prefetch) const {
+    Places places;
+    for (int64_t k = 0; k < count_;) {
+      int64_t found = 0;
+      for (; k < count_ && found < kPlaces; ++k)
+        if (const int64_t channel = channel_of(k); channel >= 0)
+          places[found++] = {channel * kStep, k * kStep};
+      pixels_at(places, found, begin, end, prefetch);
     }
   }
 
  private:
+  /// Where a channel lies in a pixel of `full` and in one of `part`, in bytes.
+  struct PlaceInPixel {
+    int64_t full, part;
+  };
+  static constexpr int64_t kPlaces = 256;
+  using Places = PlaceInPixel[kPlaces];
+
+  void pixels_at(const Places& places, int64_t found, int64_t begin, int64_t end, bool prefetch) const {
+    const int64_t step = shape_.c * kStep, slots = count_ * kStep, pixels = shape_.n * shape_.s;
+    const int64_t ahead = kPixelsAhead * step;
+    auto* whole = full_ + begin * step;
+    auto* slot = part_ + begin * slots;
+    for (int64_t pixel = begin; pixel < end; ++pixel, whole += step, slot += slots) {
+      // Beyond `end`, too: there the next call reads.
+      const bool reads_on = prefetch && pixel + kPixelsAhead < pixels;
+      for (int64_t i = 0; i < found; ++i) {
+        const PlaceInPixel at = places[i];
+        if (reads_on) __builtin_prefetch(whole + ahead + at.full);
+        copy(whole + at.full, slot + at.part, kStep);
+      }
+    }
+  }
+
   /// Returns the channel of slot k; -1 if it is not to be copied.
   int64_t channel_of(int64_t k) const {
     const bool is_used = index_[k] >= 0;
@@ -104,17 +120,18 @@ template <Direction kDirection, class Full, class Part>
 void copy_all(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part) {
   with_copy<kDirection>(problem, index, count, full, part, 0, problem.shape.c, [&](const auto& copy) {
     if (problem.layout == Layout::kNCHW) return copy.images();
-    parallel_ranges(problem.shape.n * problem.shape.s,
-                    [&](int64_t begin, int64_t end) { copy.pixels(begin, end); });
+    parallel_ranges(problem.shape.n * problem.shape.s, [&](int64_t begin, int64_t end) {
+      copy.pixels(begin, end, kDirection == Direction::kGather);
+    });
   });
 }
 
 template <Direction kDirection, class Full, class Part>
-void copy_some(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, Full* full,
-               Part* part) {
+void copy_some(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, Full* full, Part* part,
+               bool prefetch) {
+  const int64_t end = pixels.first + pixels.count;
   with_copy<kDirection>(problem, copied.index, copied.count, full, part, pixels.first_channel,
-                        pixels.channels,
-                        [&](const auto& copy) { copy.pixels(pixels.first, pixels.first + pixels.count); });
+                        pixels.channels, [&](const auto& copy) { copy.pixels(pixels.first, end, prefetch); });
 }
 
 }  // namespace
@@ -131,14 +148,15 @@ void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t c
                                 static_cast<const std::byte*>(part));
 }
 
-void gather_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, const void* full) {
+void gather_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, const void* full,
+                   bool prefetch) {
   copy_some<Direction::kGather>(problem, pixels, copied, static_cast<const std::byte*>(full),
-                                static_cast<std::byte*>(copied.part));
+                                static_cast<std::byte*>(copied.part), prefetch);
 }
 
 void scatter_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, void* full) {
   copy_some<Direction::kScatter>(problem, pixels, copied, static_cast<std::byte*>(full),
-                                 static_cast<const std::byte*>(copied.part));
+                                 static_cast<const std::byte*>(copied.part), /*prefetch=*/false);
 }
 
 }  // namespace palimpsest::kernels::cpu
