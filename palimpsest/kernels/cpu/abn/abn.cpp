@@ -104,11 +104,16 @@ class Call {
     run(panels * segments, [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels), i / panels); });
   }
 
-  /// The same from the end, after a sweep of an earlier call.
+  /// The second of two_sweeps, in a call of its own. Planes lie beside each other: from the end, the processor's prefetches
+  /// of the next line would be wrong. (32, 1024, 14, 14) in bf16 took 3.7 ms, not 1.6.
   template <class Sweep>
-  void one_sweep_backwards(const Sweep& sweep) {
+  void second_sweep(const Sweep& sweep) {
     const int64_t panels = partition_.panels(), segments = partition_.segments();
-    run_backwards(panels * segments, [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels)); });
+    const auto run_piece = [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels)); };
+    if (partition_.geometry() == Geometry::kColumns)
+      run_backwards(panels * segments, run_piece);
+    else
+      run(panels * segments, run_piece);
   }
 
   // ---- Statistics
@@ -432,7 +437,7 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     call.for_channels([&](abn::Channels channels) { call.set_forward(channels, forward); });
-    call.one_sweep_backwards([&](const abn::Piece& piece) { call.apply(piece, forward); });
+    call.second_sweep([&](const abn::Piece& piece) { call.apply(piece, forward); });
   });
 }
 
@@ -489,7 +494,7 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
       call.set_center(channels, backward);
       call.set_input_gradient(channels, backward, m);
     });
-    call.one_sweep_backwards([&](const abn::Piece& piece) { call.backward(piece, backward); });
+    call.second_sweep([&](const abn::Piece& piece) { call.backward(piece, backward); });
   });
 }
 
