@@ -1,19 +1,20 @@
 // Claim:    one BN + leaky ReLU layer, forward + backward, takes a fraction of the time of libtorch's two layers of the
-//           same dtype, and in 16 bits at most three quarters of the time that ours takes in f32. Non-invertible
-//           channels, whose weight is 0 and whose x-hat is saved beside the output, add little.
+//           same dtype, and in 16 bits at most three quarters of the time that ours takes in f32. With frozen
+//           statistics it takes no more time than libtorch's. Non-invertible channels, whose weight is 0 and whose
+//           x-hat is saved beside the output, add little.
 // Opponent: libtorch's batch_norm + leaky_relu, in place or not, whichever is faster; our layer in f32; our layer
 //           without non-invertible channels.
-// Limit:    by instruction set: limits(). Other sets than those have no limit. The rows with non-invertible channels
-//           have one limit for all sets.
+// Limit:    by instruction set: limits(). Other sets than those have no limit. The rows with frozen statistics and with
+//           non-invertible channels have one limit for all sets.
 //           libtorch takes the best set of the processor. To compare AVX2 with AVX2 on a processor that has AVX-512:
 //           PALIMPSEST_ISA=x86-64-v3 ATEN_CPU_CAPABILITY=avx2.
 //
-// Both sides run in training mode with running statistics, on the same allocator (which retains freed blocks)
-// and threads; in 16 bits both have parameters and statistics in f32. The layer's input is made again before
-// each run and outside the timer, because ours overwrites it; it is not a leaf, so that ours may. The layer
-// is the only owner of the incoming gradient, as it is before a convolution (owned_gradient.h), and may
-// overwrite it. Gradients of x, weight and bias are computed. Before the timing, ours is compared with
-// libtorch in f64 on the same values.
+// Both sides take the statistics of the batch and update running ones, or take the running ones if these are frozen,
+// on the same allocator (which retains freed blocks) and threads; in 16 bits both have parameters and statistics in
+// f32. The layer's input is made again before each run and outside the timer, because ours overwrites it; it is not a
+// leaf, so that ours may. The layer is the only owner of the incoming gradient, as it is before a convolution
+// (owned_gradient.h), and may overwrite it. Gradients of x, weight and bias are computed. Before the timing, ours is
+// compared with libtorch in f64 on the same values.
 #include "benchmarks/owned_gradient.h"
 #include "benchmarks/support.h"
 
@@ -30,6 +31,7 @@ namespace palimpsest::benchmarks::layer_time {
 namespace {
 
 constexpr double kSlope = 0.01;
+constexpr double kWithFrozenStatistics = 1.00;  // of libtorch's time
 // One channel in so many of the rows with non-invertible channels, and what they may cost.
 constexpr int64_t kEvery = 50;
 constexpr double kWithNonInvertible = 1.15;
@@ -52,45 +54,43 @@ double largest_error(at::ScalarType dtype) {
   return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 5e-3 : 2e-2;
 }
 
-using Layer = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                       const at::Tensor& mean, const at::Tensor& var)>;
-
-at::Tensor in_place_abn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                        const at::Tensor& mean, const at::Tensor& var) {
-  return ops::abn_(x, {weight, bias, mean, var});
-}
-
-at::Tensor batch_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& mean, const at::Tensor& var) {
-  return at::batch_norm(x, weight, bias, mean, var, true, 0.1, 1e-5, false);
-}
-
-at::Tensor activation_fresh(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                            const at::Tensor& mean, const at::Tensor& var) {
-  return at::leaky_relu(batch_norm(x, weight, bias, mean, var), kSlope);
-}
-
-at::Tensor activation_in_place(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                               const at::Tensor& mean, const at::Tensor& var) {
-  at::Tensor y = batch_norm(x, weight, bias, mean, var);
-  return at::leaky_relu_(y, kSlope);
-}
-
 /// Input, parameters and incoming gradient of one case; the same numbers in any dtype.
 struct Values {
   at::Tensor x, weight, bias, mean, var, dz;
+  bool training = true;  ///< false: frozen statistics
 
-  Values(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype,
-         bool non_invertible = false) {
+  Values(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype) {
     torch::manual_seed(0);
     x = torch::randn(shape).mul_(1.3).add_(0.7).to(dtype).contiguous(format).set_requires_grad(true);
-    weight = torch::rand(shape[1]).add_(0.5);
-    if (non_invertible) weight.slice(0, 0, shape[1], kEvery).zero_();
-    weight.set_requires_grad(true);
+    weight = torch::rand(shape[1]).add_(0.5).set_requires_grad(true);
     bias = torch::randn(shape[1]).mul_(0.5).set_requires_grad(true);
     mean = torch::zeros(shape[1]);
     var = torch::ones(shape[1]);
     dz = torch::randn(shape).to(dtype).contiguous(format);
+  }
+
+  Values with_non_invertible() const {
+    Values v(*this);
+    v.weight = weight.detach().clone();
+    v.weight.slice(0, 0, weight.size(0), kEvery).zero_();
+    v.weight.set_requires_grad(true);
+    return v;
+  }
+
+  Values with_frozen_statistics() const {
+    Values v(*this);
+    v.training = false;
+    v.mean = torch::randn(mean.sizes());
+    v.var = torch::rand(var.sizes()).add_(0.5);
+    return v;
+  }
+
+  /// With statistics of its own.
+  Values with_cloned_statistics() const {
+    Values v(*this);
+    v.mean = mean.clone();
+    v.var = var.clone();
+    return v;
   }
 
   Values in_double() const {
@@ -101,9 +101,28 @@ struct Values {
   }
 };
 
+using Layer = std::function<at::Tensor(const at::Tensor& x, const Values& v)>;
+
+at::Tensor in_place_abn(const at::Tensor& x, const Values& v) {
+  return ops::abn_(x, {v.weight, v.bias, v.mean, v.var}, {.training = v.training});
+}
+
+at::Tensor batch_norm(const at::Tensor& x, const Values& v) {
+  return at::batch_norm(x, v.weight, v.bias, v.mean, v.var, v.training, 0.1, 1e-5, false);
+}
+
+at::Tensor activation_fresh(const at::Tensor& x, const Values& v) {
+  return at::leaky_relu(batch_norm(x, v), kSlope);
+}
+
+at::Tensor activation_in_place(const at::Tensor& x, const Values& v) {
+  at::Tensor y = batch_norm(x, v);
+  return at::leaky_relu_(y, kSlope);
+}
+
 /// Output and gradients of x, weight, bias.
 std::vector<at::Tensor> results(const Values& v, const Layer& layer) {
-  const at::Tensor z = layer(v.x + 0, v.weight, v.bias, v.mean.clone(), v.var.clone());
+  const at::Tensor z = layer(v.x + 0, v.with_cloned_statistics());
   auto all = torch::autograd::grad({z}, {v.x, v.weight, v.bias}, {v.dz});
   all.push_back(z.detach());
   return all;
@@ -127,7 +146,7 @@ Side side(const Values& v, Layer layer) {
     at::Tensor x = v.x + 0, dz = v.dz.clone();
     const double seconds = seconds_of([&] {
       // x is moved in: as in a network, it has no other owner when the backward pass runs.
-      const at::Tensor z = layer(std::exchange(x, {}), v.weight, v.bias, v.mean, v.var);
+      const at::Tensor z = layer(std::exchange(x, {}), v);
       torch::autograd::grad({OwnedGradient::apply(z, std::exchange(dz, {}))}, {v.x, v.weight, v.bias});
     });
     return seconds * 1e3;
@@ -141,6 +160,19 @@ std::string name_of(const std::vector<int64_t>& shape, at::MemoryFormat format, 
                                            : " f16");
 }
 
+/// A row whose opponent is libtorch, whichever of its forms is faster. `times`: ours, activation_fresh, activation_in_place.
+Row row_against_libtorch(std::string claim, const std::vector<Spread>& times, double limit) {
+  const int best = times[1].median < times[2].median ? 1 : 2;
+  Row row;
+  row.claim = std::move(claim);
+  row.opponent_name = best == 1 ? "batch_norm + leaky_relu" : "batch_norm + leaky_relu_";
+  row.unit = "ms";
+  row.opponent = times[static_cast<std::size_t>(best)];
+  row.measured = times[0];
+  row.limit = limit;
+  return row;
+}
+
 /// Adds the rows of one case: against libtorch and, in 16 bits, against ours in f32, all in one interleaved run.
 void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype,
              int repeats) {
@@ -150,18 +182,13 @@ void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat
   std::optional<Values> in_f32;
   if (!is_f32) in_f32.emplace(shape, format, at::kFloat);
   verify(v);
-  const std::string names[] = {"batch_norm + leaky_relu", "batch_norm + leaky_relu_"};
   std::vector<Side> sides = {side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)};
   if (in_f32) sides.push_back(side(*in_f32, in_place_abn));
   const auto times = interleave(sides, repeats);
-  const int best = times[1].median < times[2].median ? 0 : 1;
-  Row row;
-  row.claim = name_of(shape, format, dtype);
-  row.opponent_name = names[best];
-  row.unit = "ms";
-  row.opponent = times[1 + best];
-  row.measured = times[0];
-  row.limit = !is_f32 ? limit.in_16_bits : nchw ? limit.f32_nchw : limit.f32_channels_last;
+  Row row = row_against_libtorch(name_of(shape, format, dtype), times,
+                                 !is_f32 ? limit.in_16_bits
+                                 : nchw  ? limit.f32_nchw
+                                         : limit.f32_channels_last);
   report.add(row);
   if (is_f32) return;
   row.opponent_name = "ours in f32";
@@ -170,10 +197,21 @@ void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat
   report.add(row);
 }
 
+/// Adds the row of a layer with frozen statistics.
+void measure_frozen(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat format,
+                    at::ScalarType dtype, int repeats) {
+  const Values v = Values(shape, format, dtype).with_frozen_statistics();
+  verify(v);
+  const auto times =
+      interleave({side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)}, repeats);
+  report.add(row_against_libtorch(name_of(shape, format, dtype) + ", frozen statistics", times,
+                                  kWithFrozenStatistics));
+}
+
 /// Adds the row of a layer with non-invertible channels.
 void measure_non_invertible(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat format,
                             at::ScalarType dtype, int repeats) {
-  const Values plain(shape, format, dtype), v(shape, format, dtype, true);
+  const Values plain(shape, format, dtype), v = plain.with_non_invertible();
   verify(v);
   const auto times = interleave({side(v, in_place_abn), side(plain, in_place_abn)}, repeats);
   Row row;
@@ -192,6 +230,9 @@ void measure_all(Report& report, const Options& options) {
       for (const auto& shape :
            {std::vector<int64_t>{32, 256, 56, 56}, {32, 512, 28, 28}, {32, 1024, 14, 14}, {32, 2048, 7, 7}})
         measure(report, shape, format, dtype, options.repeats);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+      measure_frozen(report, {32, 1024, 14, 14}, format, dtype, options.repeats);
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
       measure_non_invertible(report, {32, 512, 28, 28}, format, dtype, options.repeats);

@@ -148,7 +148,7 @@ void for_each_copied_channels_case(const Function& function) {
   // More values than a GPU's launch has threads.
   function(CopiedChannelsCase{DType::f32, {2, 5, 70001}, Layout::kNCHW, {1, 4 - 5, 3}});
   function(CopiedChannelsCase{DType::f32, {2, 5, 70001}, Layout::kChannelsLast, {1, 4 - 5, 3}});
-  // Many channels, one of them in an unused slot.
+  // More than twice 256 channels, which is how many a CPU copies at a time; one of them is in an unused slot.
   std::vector<int64_t> many(601);
   std::iota(many.begin(), many.end(), 3);
   many[300] -= 700;

@@ -68,7 +68,9 @@ def test_a_claim_of_a_machine_is_named_with_its_setting(results):
 
 
 def test_files_without_claims_have_their_machine_and_commit_too(results):
-    only(results, "kept_bytes.json", "mixed_precision/ssd.json", "fuzz.json")
+    only(results, "kept_bytes.json", "mixed_precision/ssd.json")
+    (results / "list.json").write_text('[{"parser": "png"}]')
+    (results / "fuzz.json").write_text('{"processor": "Another", "commit": "abc", "parsers": [{"parser": "png"}]}')
 
     def commits(found):
         for i, run in enumerate(found["runs"]):
@@ -78,7 +80,8 @@ def test_files_without_claims_have_their_machine_and_commit_too(results):
     assert pages("claims", "--results", results) == (0, "")
     assert line_of(results / PAGE, "| `mixed_precision/ssd.json`") \
         == "| `mixed_precision/ssd.json` | A processor | commit0, commit1 |  |  |"
-    assert line_of(results / PAGE, "| `fuzz.json`") == "| `fuzz.json` | not recorded | not recorded |  |  |"
+    assert line_of(results / PAGE, "| `fuzz.json`") == "| `fuzz.json` | Another | abc |  |  |"
+    assert line_of(results / PAGE, "| `list.json`") == "| `list.json` | not recorded | not recorded |  |  |"
 
 
 def test_a_folder_without_claims_is_one_line(results):
