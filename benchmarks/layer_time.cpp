@@ -160,7 +160,12 @@ std::string name_of(const std::vector<int64_t>& shape, at::MemoryFormat format, 
                                            : " f16");
 }
 
-/// A row whose opponent is libtorch, whichever of its forms is faster. `times`: ours, activation_fresh, activation_in_place.
+/// Ours and both forms of libtorch's layers.
+std::vector<Side> sides_of(const Values& v) {
+  return {side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)};
+}
+
+/// The row whose opponent is libtorch, whichever of its forms is faster. `times` begins with those of sides_of.
 Row row_against_libtorch(std::string claim, const std::vector<Spread>& times, double limit) {
   const int best = times[1].median < times[2].median ? 1 : 2;
   Row row;
@@ -182,7 +187,7 @@ void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat
   std::optional<Values> in_f32;
   if (!is_f32) in_f32.emplace(shape, format, at::kFloat);
   verify(v);
-  std::vector<Side> sides = {side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)};
+  std::vector<Side> sides = sides_of(v);
   if (in_f32) sides.push_back(side(*in_f32, in_place_abn));
   const auto times = interleave(sides, repeats);
   Row row = row_against_libtorch(name_of(shape, format, dtype), times,
@@ -202,8 +207,7 @@ void measure_frozen(Report& report, const std::vector<int64_t>& shape, at::Memor
                     at::ScalarType dtype, int repeats) {
   const Values v = Values(shape, format, dtype).with_frozen_statistics();
   verify(v);
-  const auto times =
-      interleave({side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)}, repeats);
+  const auto times = interleave(sides_of(v), repeats);
   report.add(row_against_libtorch(name_of(shape, format, dtype) + ", frozen statistics", times,
                                   kWithFrozenStatistics));
 }

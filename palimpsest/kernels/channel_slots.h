@@ -75,8 +75,8 @@ void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t c
 struct Pixels {
   int64_t first, count, first_channel, channels;
 };
-/// The share of these pixels in gather_channels and scatter_channels, by the calling thread. `prefetch`: reads their cache
-/// lines ahead; without it they should be in cache.
+/// The share of these pixels in gather_channels and scatter_channels, by the calling thread. `prefetch`: for pixels
+/// that are not in cache, whose lines it reads ahead.
 void gather_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, const void* full,
                    bool prefetch);
 void scatter_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, void* full);

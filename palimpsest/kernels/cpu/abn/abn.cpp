@@ -104,17 +104,16 @@ class Call {
     run(panels * segments, [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels), i / panels); });
   }
 
-  /// For a call after one that swept over the tensor. Columns are taken from the end, where the caches hold what that call
-  /// read. Planes are not, as the processor prefetches the next line, which is the next plane's: from the end
-  /// (32, 1024, 14, 14) in bf16 took 3.7 ms, not 1.6.
+  /// The sweep of a call that follows one over the same tensor. It takes columns from the end, where the caches hold what
+  /// that call read. It takes planes from the beginning: the next line, which the processor prefetches, is then the next
+  /// plane's. From the end (32, 1024, 14, 14) in bf16 takes 3.7 ms, not 1.6.
   template <class Sweep>
   void second_sweep(const Sweep& sweep) {
-    const int64_t panels = partition_.panels(), segments = partition_.segments();
-    const auto run_piece = [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels)); };
-    if (partition_.geometry() == Geometry::kColumns)
-      run_backwards(panels * segments, run_piece);
-    else
-      run(panels * segments, run_piece);
+    if (partition_.geometry() != Geometry::kColumns)
+      return one_sweep([&](const Piece& piece, int64_t) { sweep(piece); });
+    const int64_t panels = partition_.panels();
+    run_backwards(panels * partition_.segments(),
+                  [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels)); });
   }
 
   // ---- Statistics
@@ -152,7 +151,7 @@ class Call {
 
   void apply(const Piece& piece, const AbnForward& forward) const {
     in_cache(piece, forward.x_part, kFirstLevel, [&](const Piece& some) {
-      // The sweep over the previous part has prefetched these pixels.
+      // The sweep over a part prefetches the pixels of the next one.
       const bool is_first = some.offset == piece.offset;
       if (forward.x_part.part)
         gather_pixels(problem_, pixels(some), forward.x_part, forward.x, /*prefetch=*/is_first);

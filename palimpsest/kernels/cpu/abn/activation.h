@@ -22,9 +22,9 @@ using cpu::abn::Residual;
 
 namespace {
 
-// Out of line: all activations in every sweep would be a megabyte of code. InlineActivations says what a
-// call costs. Arguments by reference: by value, gcc stores a part of them and then loads the whole, which has to wait for the store,
-// at each call (ELU: 1.4 times the time).
+// Out of line: all activations in every sweep would be a megabyte of code. InlineActivations says what a call costs.
+// Arguments by reference: by value, gcc stores a part of them and then loads the whole, which has to wait for the
+// store, at each call (ELU: 1.4 times the time).
 template <class T, class V>
 __attribute__((noinline)) V any_forward(Activation kind, const ActivationArguments& arguments, V y) {
   V z{};
@@ -137,8 +137,8 @@ struct InlineActivation {
   }
 };
 
-/// The activations that InlineActivation is compiled for: those of usual networks, but for the straight ones. With a call
-/// per vector the backward pass of ReLU6, HardSwish and the sigmoid takes twice the time, on a Zen 3 with AVX2.
+/// The activations that InlineActivation is compiled for: those of usual networks, but for the straight ones. With a
+/// call per vector the backward pass of ReLU6, HardSwish and the sigmoid takes twice the time, on a Zen 3 with AVX2.
 template <class T>
 using InlineActivations =
     ActivationList<ELU<T>, Sigmoid<T>, Tanh<T>, ReLU6<T>, GELU<T>, SiLU<T>, HardSwish<T>>;

@@ -98,8 +98,8 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
                               act, kind, residual, coefficients, tensors));
                         };
   // Sweeps that are bound by memory are compiled for each choice. Those of InlineActivations are compiled for kSaved,
-  // without a residual. The others test their choices for each vector: copies of them for each kind of saved values would
-  // take a third of the compiler's time.
+  // without a residual. The others test their choices for each vector: copies of them for each kind of saved values
+  // would take a third of the compiler's time.
   if (block.width < lanes<T, Vector<T>>()) return call(T{}, any<S>(choice), saved, has_residual);
   if (is_straight<S>(choice, block.width) && saved != Saved::kOutputForm1)
     return with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kInput>(

@@ -47,7 +47,7 @@ class ChannelCopy {
       for (; k < count_ && found < kPlaces; ++k)
         if (const int64_t channel = channel_of(k); channel >= 0)
           places[found++] = {channel * kStep, k * kStep};
-      pixels_at(places, found, begin, end, prefetch);
+      if (found > 0) pixels_at(places, found, begin, end, prefetch);
     }
   }
 
