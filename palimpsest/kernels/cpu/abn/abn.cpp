@@ -48,7 +48,7 @@ class Call {
  public:
   explicit Call(const AbnProblem& problem)
       : problem_(problem),
-        partition_(problem.shape, problem.layout),
+        partition_(problem.shape, problem.layout, problem.dtype),
         sweeps_(sweeps(partition_.geometry())),
         columns_(problem.shape.c * partition_.pixels_per_row()),
         first_(scratch(0, partition_.segments() * columns_)),
@@ -350,12 +350,12 @@ class Call {
   // 14 x 14 pixels, where each row begins and ends within a line, they cost half again as much as they save
   // elsewhere.
   Stores stores(const Block& block, const S* in, const S* out) const {
-    constexpr int64_t kLine = 64, kLongRow = 1024;
+    constexpr int64_t kLongRow = 1024;
     const auto in_lines = [](int64_t values) {
-      return values * static_cast<int64_t>(sizeof(S)) % kLine == 0;
+      return values * static_cast<int64_t>(sizeof(S)) % kLineBytes == 0;
     };
     const bool whole_lines =
-        in_lines(block.width) && in_lines(block.stride) && reinterpret_cast<uintptr_t>(out) % kLine == 0;
+        in_lines(block.width) && in_lines(block.stride) && reinterpret_cast<uintptr_t>(out) % kLineBytes == 0;
     const bool long_rows = block.width * static_cast<int64_t>(sizeof(S)) >= kLongRow;
     const bool large = problem_.shape.elements() * static_cast<int64_t>(sizeof(S)) > kCachedBytes;
     return large && in != out && (whole_lines || long_rows) ? Stores::kStreaming : Stores::kCached;

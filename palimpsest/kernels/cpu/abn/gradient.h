@@ -125,13 +125,15 @@ template <class S, class V, class... Choices>
 PALIMPSEST_HOST_DEVICE void plane_reduce_rows(Block block, Gradient<S, V, true, Choices...> gradient,
                                               double* sum_dy, double* sum_dy_t) {
   using T = accumulate_t<S>;
+  const PlaneAhead<S> ahead(block);
   *sum_dy = *sum_dy_t = 0;
   for_plane_chunks(
       block, kGradientRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
         const Pair<double> sums = sum_plane<S, V, decltype(gradient)::kOrder>(
             chunk,
             [&](auto place) PALIMPSEST_INLINE_LAMBDA { return times_second(gradient.at(place.from(at))); },
-            [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { gradient.prefetch(at + i); });
+            [&](int64_t row, int64_t j)
+                PALIMPSEST_INLINE_LAMBDA { gradient.prefetch(at + row + j + ahead.from(at + row)); });
         *sum_dy += sums.a;
         *sum_dy_t += sums.b;
       });
@@ -141,7 +143,7 @@ template <class S, class V, class... Choices>
 void columns_reduce_rows(Block block, Gradient<S, V, false, Choices...> gradient, double* sum_dy,
                          double* sum_dy_t) {
   using T = accumulate_t<S>;
-  T sum[kMaxColumns], sum_t[kMaxColumns];
+  alignas(kLineBytes) T sum[kMaxColumns], sum_t[kMaxColumns];
   const int64_t channels = block.plane > 0 ? block.width / block.plane : block.width;
   clear_columns(channels, sum_dy, sum_dy_t);
   for_column_chunks<S>(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {

@@ -37,16 +37,18 @@ PALIMPSEST_HOST_DEVICE void merge_shifted(double before, double count, double pi
 // A pivot is a value of S: in 16 bits the differences to it are exact, and so are most of their sums. The last bits of another
 // f32 value would be lost from every sum in the same direction: f16 means were off by 2e-6 of a deviation.
 template <class S, class T = accumulate_t<S>>
-__attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* x, T pivot) {
+__attribute__((noinline)) Pair<double> plane_shifted_sums(Block chunk, int64_t at, PlaneAhead<S> ahead,
+                                                          const S* x, T pivot) {
   Pair<double> sums{};
-  with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+  with_lanes<T>(chunk.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
     sums = sum_plane<S, V, kAnyOrder<S>, true>(
-        block,
+        chunk,
         [&](auto place) PALIMPSEST_INLINE_LAMBDA {
-          const V d = load_at<V>(x, place) - pivot;
+          const V d = load_at<V>(x, place.from(at)) - pivot;
           return Pair<V>{d, d * d};
         },
-        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { fetch_ahead(x + i); });
+        [&](int64_t row, int64_t j)
+            PALIMPSEST_INLINE_LAMBDA { fetch_ahead(x + at + row + j + ahead.from(at + row)); });
   });
   return sums;
 }
@@ -54,6 +56,7 @@ __attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* 
 template <class S>
 void plane_moments(Block block, const S* x, double* mean, double* squares) {
   using T = accumulate_t<S>;
+  const PlaneAhead<S> ahead(block);
   *mean = *squares = 0;
   double before = 0;
   for_plane_chunks(block, kMomentRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) {
@@ -62,10 +65,10 @@ void plane_moments(Block block, const S* x, double* mean, double* squares) {
     for (int64_t j = 0; j < samples; ++j) sample_sum += static_cast<double>(load_as<T>(x + at + j));
     const double count = static_cast<double>(chunk.rows * chunk.width);
     T pivot = as_stored<S>(static_cast<T>(sample_sum / static_cast<double>(samples)));
-    Pair<double> sums = plane_shifted_sums(chunk, x + at, pivot);
+    Pair<double> sums = plane_shifted_sums(chunk, at, ahead, x, pivot);
     if (is_far(count, sums.a, sums.b)) {
       pivot = as_stored<S>(static_cast<T>(pivot + sums.a / count));
-      sums = plane_shifted_sums(chunk, x + at, pivot);
+      sums = plane_shifted_sums(chunk, at, ahead, x, pivot);
     }
     merge_shifted(before, count, static_cast<double>(pivot), sums.a, sums.b, *mean, *squares);
     before += count;
@@ -104,7 +107,7 @@ __attribute__((noinline)) void column_pivots(Block block, int64_t samples, const
 template <class S>
 void columns_moments(Block block, const S* x, double* mean, double* squares) {
   using T = accumulate_t<S>;
-  T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
+  alignas(kLineBytes) T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
   for (int64_t j = 0; j < block.width; ++j) mean[j] = squares[j] = 0;
   double before = 0;
   for_column_chunks<S>(block, [&](Block chunk, int64_t at) {

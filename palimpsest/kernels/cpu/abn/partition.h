@@ -29,7 +29,7 @@ enum class Geometry { kPlane, kStrip, kColumns };
 ///             j % C, and what is said of channels here is said of columns
 class Partition {
  public:
-  Partition(Shape3 shape, Layout layout);
+  Partition(Shape3 shape, Layout layout, DType dtype);
 
   Geometry geometry() const { return geometry_; }
   int64_t panels() const { return panels_; }

@@ -17,24 +17,32 @@ PALIMPSEST_HOST_DEVICE void fill(T* columns, int64_t count, T value) {
   for (int64_t j = 0; j < count; ++j) columns[j] = value;
 }
 
-/// A per-channel argument of a strip, repeated for each of its columns.
+/// A per-channel argument of a strip, repeated for each of its columns; of null, nothing that may be read.
 template <class T>
 class Spread {
+  using V = Vector<T>;
+  static constexpr int64_t kLanes = lanes<T, V>();
+
  public:
   PALIMPSEST_HOST_DEVICE Spread(Block block, const T* values) {
-    for (int64_t at = 0; at < block.width; at += block.plane) fill(columns_ + at, block.plane, *values++);
+    if (!values) return;
+    // In whole vectors: the next channel writes over the end of the last one.
+    for (int64_t at = 0; at < block.width; at += block.plane) {
+      const V value = broadcast<V>(*values++);
+      for (int64_t j = at; j < at + block.plane; j += kLanes) store(columns_ + j, value);
+    }
   }
   PALIMPSEST_HOST_DEVICE operator const T*() const { return columns_; }
 
  private:
-  T columns_[kMaxColumns];
+  alignas(kLineBytes) T columns_[kMaxColumns + kLanes];
 };
 
 template <class S>
 void strip_moments(Block block, const S* x, double* mean, double* squares) {
   using T = accumulate_t<S>;
   const int64_t channels = block.width / block.plane, samples = smaller(block.plane, kPivotSamples);
-  T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
+  alignas(kLineBytes) T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
   Pair<double> sums[kMaxColumns];
   for (int64_t c = 0; c < channels; ++c) mean[c] = squares[c] = 0;
   double before = 0;
@@ -70,9 +78,16 @@ void strip_apply(Block block, ActivationChoice activation, Saved saved,
                  const ApplyCoefficients<accumulate_t<S>>& of_channels, const ApplyTensors<S>& tensors,
                  Stores stores) {
   using Column = Spread<accumulate_t<S>>;
-  const Column mean(block, of_channels.mean), scale(block, of_channels.scale),
-      shift(block, of_channels.shift), weight(block, of_channels.weight), bias(block, of_channels.bias);
+  const bool normalizes = saved == Saved::kNormalized;
+  const Column mean(block, kIs16Bit<S> ? nullptr : of_channels.mean), scale(block, of_channels.scale),
+      shift(block, of_channels.shift), weight(block, normalizes ? of_channels.weight : nullptr),
+      bias(block, normalizes ? of_channels.bias : nullptr);
   apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
+}
+
+/// Whether a gradient reads scale and shift (Gradient).
+constexpr bool reads_affine(Saved saved) {
+  return saved == Saved::kInput || saved == Saved::kOutputForm1;
 }
 
 template <class S>
@@ -80,8 +95,9 @@ void strip_reduce(Block block, ActivationChoice activation, Saved saved,
                   const BackwardCoefficients<accumulate_t<S>>& of_channels, const GradientTensors<S>& tensors,
                   double* sum_dy, double* sum_dy_t) {
   using Column = Spread<accumulate_t<S>>;
-  const Column center(block, of_channels.center), scale(block, of_channels.scale),
-      shift(block, of_channels.shift);
+  const bool affine = reads_affine(saved);
+  const Column center(block, of_channels.center), scale(block, affine ? of_channels.scale : nullptr),
+      shift(block, affine ? of_channels.shift : nullptr);
   reduce<S, false>(block, activation, saved, {center, scale, shift, nullptr, nullptr, nullptr}, tensors,
                    sum_dy, sum_dy_t);
 }
@@ -91,8 +107,10 @@ void strip_backward(Block block, ActivationChoice activation, Saved saved, bool 
                     const BackwardCoefficients<accumulate_t<S>>& of_channels,
                     const GradientTensors<S>& tensors, const BackwardOutputs<S>& out, Stores stores) {
   using Column = Spread<accumulate_t<S>>;
-  const Column center(block, of_channels.center), scale(block, of_channels.scale),
-      shift(block, of_channels.shift), per_dy(block, of_channels.per_dy), per_t(block, of_channels.per_t),
+  const bool affine = reads_affine(saved);
+  const Column center(block, kIs16Bit<S> ? nullptr : of_channels.center),
+      scale(block, affine ? of_channels.scale : nullptr), shift(block, affine ? of_channels.shift : nullptr),
+      per_dy(block, of_channels.per_dy), per_t(block, of_channels.per_t),
       constant(block, of_channels.constant);
   backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
                      tensors, out, stores);

@@ -81,10 +81,9 @@ class PointwiseProduct {
 
   /// Whether tiles write whole lines, once, which leave the caches before they are read.
   bool streams() const {
-    constexpr int64_t kLine = 64;
     return !kRounds && chunks_ == 1 && pixels() * width_ * kSize > kCachedBytes &&
-           kernels_.columns * kSize % kLine == 0 && width_ * kSize % kLine == 0 &&
-           reinterpret_cast<uintptr_t>(to_) % kLine == 0;
+           kernels_.columns * kSize % kLineBytes == 0 && width_ * kSize % kLineBytes == 0 &&
+           reinterpret_cast<uintptr_t>(to_) % kLineBytes == 0;
   }
 
   int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }

@@ -15,6 +15,10 @@ struct Block {
   int64_t plane = 0;  ///< neighbouring columns that belong to one channel, if a row holds several such planes
 };
 
+/// Memory that sweeps write and read in vectors begins at a multiple of this: vectors that lie in two cache lines cost two
+/// accesses.
+inline constexpr int64_t kLineBytes = 64;
+
 /// The widest block with sums per column: the sums live on the stack, in the first-level cache.
 inline constexpr int64_t kMaxColumns = 2048;
 
