@@ -23,7 +23,8 @@ PALIMPSEST_HOST_DEVICE void merge(double before, double count, double new_mean, 
 // Sums around a pivot lose digits when the pivot lies far from the mean. Beyond 3 standard deviations, where
 // one digit is lost, the sums are repeated around a better pivot.
 PALIMPSEST_HOST_DEVICE bool is_far(double count, double sum, double squares) {
-  // between > 8 * (squares - between) for between = sum * sum / count. A division per column would take as long as 5 rows.
+  // between > 8 * (squares - between) for between = sum * sum / count. A division per column would take as long as 5
+  // rows.
   return 9 * sum * sum > 8 * squares * count;
 }
 
@@ -34,8 +35,8 @@ PALIMPSEST_HOST_DEVICE void merge_shifted(double before, double count, double pi
   merge(before, count, pivot + offset, around_mean < 0 ? 0 : around_mean, mean, squared_deviations);
 }
 
-// A pivot is a value of S: in 16 bits the differences to it are exact, and so are most of their sums. The last bits of another
-// f32 value would be lost from every sum in the same direction: f16 means were off by 2e-6 of a deviation.
+// A pivot is a value of S: in 16 bits the differences to it are exact, and so are most of their sums. The last bits of
+// another f32 value would be lost from every sum in the same direction: f16 means were off by 2e-6 of a deviation.
 template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) Pair<double> plane_shifted_sums(Block chunk, int64_t at, PlaneAhead<S> ahead,
                                                           const S* x, T pivot) {

@@ -7,16 +7,17 @@
 namespace palimpsest::kernels::cpu::abn {
 namespace {
 
-// Pixels. Strips of larger planes (12x12, 32 images) take 1.0 to 1.4 times as long as the planes in 16 bits and in a cache; in
-// f32 from memory 0.8 to 1.07 times.
+// Pixels. Larger planes (12x12, 32 images) take up to 1.4 times as long in strips if they lie in a cache or are of 16
+// bits. In f32 from memory, strips of 14x14 to 20x20 take 0.8 to 1.07 times as long, and 0.3 to 0.8 times where
+// streaming stores write another tensor. f64 is not measured.
 constexpr int64_t kStripPlane = 100, kStripPlaneFromMemory = 400;
 constexpr int64_t kStripColumns = 1024;  // with their sums and arguments, most of the first-level cache
 constexpr int64_t kStripValues = 65536;  // 256 KiB of f32
 constexpr int64_t kLeastTasks = 16;      // so that as many threads have work
 
 /// Returns the channels per strip: so many that its rows are long runs of memory, and so few that the two
-/// tensors of a backward pass stay in the caches of one core. The number is a power of two, so that most rows
-/// are whole cache lines. 1: the planes are swept one by one.
+/// tensors of a backward pass stay in the caches of one core. The number is a power of two, so that
+/// rows of many planes are whole cache lines. 1: the planes are swept one by one.
 int64_t strip_channels(Shape3 shape, DType dtype) {
   const bool from_memory = dtype == DType::f32 && shape.elements() * int64_t{4} > kCachedBytes;
   if (shape.s > (from_memory ? kStripPlaneFromMemory : kStripPlane)) return 1;
@@ -42,8 +43,8 @@ int64_t pixels_per_row_of(int64_t channels, int64_t pixels) {
 // Panels of columns begin at multiples of this: rows of whole cache lines.
 constexpr int64_t kColumnUnit = 32;
 
-/// Returns how many panels `channels` columns make: with these segments about kLeastTasks pieces, unless their rows would
-/// be short. They are equal but for a unit, and none is wider than kMaxColumns.
+/// Returns how many panels `channels` columns make: with these segments about kLeastTasks pieces, unless their rows
+/// would be short. They are equal but for a unit, and none is wider than kMaxColumns.
 int64_t column_panels(int64_t channels, int64_t segments) {
   constexpr int64_t kLeastWidth = 128;
   return std::max(ceil_divide(channels, kMaxColumns),
@@ -91,11 +92,16 @@ Piece Partition::piece(int64_t panel, int64_t segment) const {
                   part = segment % pixel_parts_;
     const int64_t n0 = n * group / groups, n1 = n * (group + 1) / groups;
     const int64_t s0 = s * part / pixel_parts_, s1 = s * (part + 1) / pixel_parts_;
-    return {{n1 - n0, c * s, s1 - s0}, (n0 * c + panel) * s + s0, panel, 1, (n1 - n0) * (s1 - s0)};
+    const int64_t begin = (n0 * c + panel) * s + s0;
+    const int64_t next = part + 1 < pixel_parts_ ? s1 - s0                 // the same images
+                         : group + 1 < groups    ? (n1 - n0) * c * s - s0  // the next images
+                                                 : s - (n0 * c * s + s0);     // the next channel
+    return {{n1 - n0, c * s, s1 - s0, 0, next}, begin, panel, 1, (n1 - n0) * (s1 - s0)};
   }
   if (geometry_ == Geometry::kStrip) {
     const int64_t c0 = panel * panel_width_, c1 = std::min(c, c0 + panel_width_);
-    return {{n, c * s, (c1 - c0) * s, s}, c0 * s, c0, c1 - c0, n * s};
+    const int64_t width = (c1 - c0) * s;
+    return {{n, c * s, width, s, width}, c0 * s, c0, c1 - c0, n * s};
   }
   const int64_t units = ceil_divide(c, kColumnUnit), rows = n * s;
   const int64_t c0 = units * panel / panels_ * kColumnUnit,

@@ -20,10 +20,11 @@ struct Piece {
 enum class Geometry { kPlane, kStrip, kColumns };
 
 /// Cuts an (N, C, S) tensor into panels (sets of channels) x segments (sets of values). The cut depends on
-/// the shape alone and partial sums are added in segment order: the bytes do not depend on the number of
-/// threads.
+/// shape, layout and dtype alone, and partial sums are added in segment order: the bytes do not depend on the number
+/// of threads.
 ///   plane     a panel is one channel; a segment is some of its images, or part of their pixels
 ///   strip     a panel is neighbouring channels whose planes are small; one segment
+/// A plane's block knows the one that is read after it if panels are swept one by one, a strip's block its neighbour.
 ///   columns   a panel is up to kMaxColumns neighbouring channels, fewer where segments are few; a segment is a run of
 ///             pixels. Where there are few channels, neighbouring pixels are one row: column j belongs to channel
 ///             j % C, and what is said of channels here is said of columns

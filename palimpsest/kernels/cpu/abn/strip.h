@@ -17,7 +17,7 @@ PALIMPSEST_HOST_DEVICE void fill(T* columns, int64_t count, T value) {
   for (int64_t j = 0; j < count; ++j) columns[j] = value;
 }
 
-/// A per-channel argument of a strip, repeated for each of its columns; of null, nothing that may be read.
+/// A per-channel argument of a strip, repeated for each of its columns. Null: no sweep may read the columns.
 template <class T>
 class Spread {
   using V = Vector<T>;
@@ -26,7 +26,7 @@ class Spread {
  public:
   PALIMPSEST_HOST_DEVICE Spread(Block block, const T* values) {
     if (!values) return;
-    // In whole vectors: the next channel writes over the end of the last one.
+    // The last vector of a channel may reach into the next one, which is stored after it.
     for (int64_t at = 0; at < block.width; at += block.plane) {
       const V value = broadcast<V>(*values++);
       for (int64_t j = at; j < at + block.plane; j += kLanes) store(columns_ + j, value);
@@ -85,7 +85,7 @@ void strip_apply(Block block, ActivationChoice activation, Saved saved,
   apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
 }
 
-/// Whether a gradient reads scale and shift (Gradient).
+/// Whether a gradient reads scale or shift (Gradient).
 constexpr bool reads_affine(Saved saved) {
   return saved == Saved::kInput || saved == Saved::kOutputForm1;
 }

@@ -6,6 +6,7 @@
 #include "palimpsest/kernels/cpu/conv2d/prefetch.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
+#include "palimpsest/kernels/cpu/simd/block.h"
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/shape.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
+#include "palimpsest/kernels/cpu/simd/block.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -40,8 +41,6 @@ class Prefetch {
   }
 
  private:
-  static constexpr int64_t kLineBytes = 64;
-
   Prefetch(const void* from, int64_t bytes, int64_t share_bytes, const ReadAhead& share)
       : at_(static_cast<const char*>(from)), end_(at_ + bytes), share_bytes_(share_bytes), share_(share) {}
 
