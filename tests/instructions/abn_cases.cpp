@@ -74,12 +74,20 @@ std::vector<Case> abn_cases() {
         {.shape = {2, 64, 702}, .layout = Layout::kChannelsLast, .dtype = dtype});
   }
   add(cases, "f32 NCHW 7x7", {.shape = {16, 64, 49}});
+  add(cases, "bf16 NCHW 14x14", {.shape = {16, 16, 196}, .dtype = DType::bf16});
   add(cases, "f32 NCHW elu", {.shape = {2, 16, 2809}, .activation = Activation::kELU, .activation_param = 1});
   add(cases, "f32 channels-last silu",
       {.shape = {2, 64, 702},
        .layout = Layout::kChannelsLast,
        .activation = Activation::kSiLU,
        .saved = Saved::kPreActivation});
+  add(cases, "bf16 channels-last gelu",
+      {.shape = {2, 64, 702},
+       .layout = Layout::kChannelsLast,
+       .dtype = DType::bf16,
+       .activation = Activation::kGELU,
+       .saved = Saved::kPreActivation});
+  add(cases, "f32 NCHW tanh", {.shape = {2, 16, 2809}, .activation = Activation::kTanh});
   add(cases, "f16 NCHW sigmoid",
       {.shape = {2, 16, 2809}, .dtype = DType::f16, .activation = Activation::kSigmoid});
   add(cases, "bf16 channels-last hardswish",

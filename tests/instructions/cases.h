@@ -47,6 +47,7 @@ std::vector<Case> upsampled_loss_cases();
 std::vector<Case> conv2d_cases();
 std::vector<Case> dense_block_cases();
 std::vector<Case> gates_cases();
+std::vector<Case> exponent_histogram_cases();
 
 /// The types of the tensors, by the names that cases give them.
 inline const std::vector<std::pair<DType, std::string>> kDTypes{

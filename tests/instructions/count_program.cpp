@@ -22,8 +22,8 @@ namespace {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const auto part :
-       {abn_cases, max_pool_cases, upsampled_loss_cases, conv2d_cases, dense_block_cases, gates_cases})
+  for (const auto part : {abn_cases, max_pool_cases, upsampled_loss_cases, conv2d_cases, dense_block_cases,
+                          gates_cases, exponent_histogram_cases})
     for (Case& one : part()) cases.push_back(std::move(one));
   return cases;
 }
