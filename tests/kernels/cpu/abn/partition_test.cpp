@@ -26,13 +26,15 @@ TEST(AbnPartition, MakesStripsOfSmallPlanesAndInF32FromMemoryOfLargerOnes) {
   // 16 MiB, and an image more
   EXPECT_EQ(geometry({64, 512, 128}, DType::f32), Geometry::kPlane);
   EXPECT_EQ(geometry({65, 512, 128}, DType::f32), Geometry::kStrip);
+  EXPECT_EQ(geometry({4, 8192, 196}, DType::f32), Geometry::kStrip);
+  EXPECT_EQ(geometry({3, 12000, 196}, DType::f32), Geometry::kPlane);
 }
 
 TEST(AbnPartition, CutsEveryValueIntoOnePiece) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast})
       for (const Shape3 shape :
-           {Shape3{3, 7201, 196}, Shape3{32, 70, 49}, Shape3{40, 2, 3600}, Shape3{1, 1, 150001},
+           {Shape3{4, 5401, 196}, Shape3{32, 70, 49}, Shape3{40, 2, 3600}, Shape3{1, 1, 150001},
             Shape3{3, 520, 200}, Shape3{2, 40, 2000}, Shape3{7, 5, 33}}) {
         const Partition partition(shape, layout, dtype);
         int64_t values = 0, channels = 0;
