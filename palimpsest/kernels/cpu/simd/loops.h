@@ -152,20 +152,30 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, c
   constexpr auto kSize = static_cast<int64_t>(sizeof(S));
   const int64_t width = block.width;
   Result at_end[2 * kVectors]{};
+  int64_t first = 0, ends = 0, end_columns[2 * kVectors];
+  // One copy of read and write serves both ends: a few hundred sweeps hold such copies.
+  const auto begin_at = [&](int64_t column) PALIMPSEST_INLINE_LAMBDA {
+    first = column;
+    const int64_t before = (first + kLanes - 1) / kLanes;
+    ends = before + ((width - first) % kStep + kLanes - 1) / kLanes;
+#pragma GCC unroll 1
+    for (int64_t e = 0; e < ends; ++e)
+      end_columns[e] =
+          e < before ? smaller(e * kLanes, width - kLanes) : larger(width - (ends - e) * kLanes, 0);
+  };
+  begin_at(0);
   for (int64_t row = 0; row < block.rows; ++row) {
     const int64_t at = row * block.stride;
-    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kStep * kSize));
-    const int64_t to_boundary = past == 0 ? 0 : kStep - past / kSize;
-    const bool streaming = stores == Stores::kStreaming && past % kSize == 0 && to_boundary + kStep <= width;
-    const int64_t first = streaming ? to_boundary : 0;
-    // One copy of read and write serves both ends: a few hundred sweeps hold such copies.
-    const int64_t before = (first + kLanes - 1) / kLanes;
-    const int64_t ends = before + ((width - first) % kStep + kLanes - 1) / kLanes;
-    const auto column = [&](int64_t e) PALIMPSEST_INLINE_LAMBDA {
-      return e < before ? smaller(e * kLanes, width - kLanes) : larger(width - (ends - e) * kLanes, 0);
-    };
+    bool streaming = false;
+    if (stores == Stores::kStreaming) {
+      const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kStep * kSize));
+      const int64_t to_boundary = past == 0 ? 0 : kStep - past / kSize;
+      streaming = past % kSize == 0 && to_boundary + kStep <= width;
+      begin_at(streaming ? to_boundary : 0);
+    }
 #pragma GCC unroll 1
-    for (int64_t e = 0; e < ends; ++e) read(Place<Order::kHalves, 0>{at + column(e), column(e)}, at_end[e]);
+    for (int64_t e = 0; e < ends; ++e)
+      read(Place<Order::kHalves, 0>{at + end_columns[e], end_columns[e]}, at_end[e]);
     for (int64_t j = first; j + kStep <= width; j += kStep) {
       Result result[kVectors]{};
       if constexpr (kVectors == 2) {
@@ -178,7 +188,7 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, c
       }
     }
 #pragma GCC unroll 1
-    for (int64_t e = 0; e < ends; ++e) write(at + column(e), false, at_end[e]);
+    for (int64_t e = 0; e < ends; ++e) write(at + end_columns[e], false, at_end[e]);
   }
 }
 
