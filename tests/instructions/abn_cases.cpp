@@ -81,21 +81,17 @@ std::vector<Case> abn_cases() {
        .layout = Layout::kChannelsLast,
        .activation = Activation::kSiLU,
        .saved = Saved::kPreActivation});
-  add(cases, "bf16 channels-last gelu",
-      {.shape = {2, 64, 702},
-       .layout = Layout::kChannelsLast,
-       .dtype = DType::bf16,
-       .activation = Activation::kGELU,
-       .saved = Saved::kPreActivation});
+  for (const auto& [activation, name] :
+       {std::pair(Activation::kGELU, "gelu"), std::pair(Activation::kHardSwish, "hardswish")})
+    add(cases, std::string("bf16 channels-last ") + name,
+        {.shape = {2, 64, 702},
+         .layout = Layout::kChannelsLast,
+         .dtype = DType::bf16,
+         .activation = activation,
+         .saved = Saved::kPreActivation});
   add(cases, "f32 NCHW tanh", {.shape = {2, 16, 2809}, .activation = Activation::kTanh});
   add(cases, "f16 NCHW sigmoid",
       {.shape = {2, 16, 2809}, .dtype = DType::f16, .activation = Activation::kSigmoid});
-  add(cases, "bf16 channels-last hardswish",
-      {.shape = {2, 64, 702},
-       .layout = Layout::kChannelsLast,
-       .dtype = DType::bf16,
-       .activation = Activation::kHardSwish,
-       .saved = Saved::kPreActivation});
   return cases;
 }
 

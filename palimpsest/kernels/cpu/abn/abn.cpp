@@ -63,7 +63,7 @@ class Call {
   void two_sweeps(const Before& before, const First& first, const Between& between, const Second& second) {
     const int64_t panels = partition_.panels(), segments = partition_.segments();
     const auto sweep_first = [&](int64_t panel, int64_t segment) {
-      first(fetched(partition_.piece(panel, segment)), segment);
+      first(for_first_sweep(partition_.piece(panel, segment)), segment);
     };
     const auto channels = [&](int64_t panel) {
       if (partition_.pixels_per_row() > 1) return Channels{0, problem_.shape.c};
@@ -104,8 +104,9 @@ class Call {
     run(panels * segments, [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels), i / panels); });
   }
 
-  /// The piece for sums that another sweep follows: that sweep fetches the next strip (values_ahead).
-  static Piece fetched(Piece piece) {
+  /// The piece for sums that another sweep over it follows. That sweep prefetches the next strip (values_ahead), so the
+  /// sums need not.
+  static Piece for_first_sweep(Piece piece) {
     if (piece.block.plane > 0) piece.block.next = 0;
     return piece;
   }
@@ -524,7 +525,7 @@ void abn_backward(const AbnProblem& problem, const AbnBackward& backward) {
         call.set_input_gradient(channels, backward, m);
       });
       call.one_sweep([&](const abn::Piece& piece, int64_t segment) {
-        reduce(call.fetched(piece), segment);
+        reduce(call.for_first_sweep(piece), segment);
         call.backward(piece, backward);
       });
       return call.for_channels([&](abn::Channels channels) { call.channel_sums(channels, backward); });

@@ -96,10 +96,10 @@ Piece Partition::piece(int64_t panel, int64_t segment) const {
     const int64_t n0 = n * group / groups, n1 = n * (group + 1) / groups;
     const int64_t s0 = s * part / pixel_parts_, s1 = s * (part + 1) / pixel_parts_;
     const int64_t begin = (n0 * c + panel) * s + s0;
-    const int64_t next = part + 1 < pixel_parts_ ? s1 - s0                 // the same images
-                         : group + 1 < groups    ? (n1 - n0) * c * s - s0  // the next images
-                                                 : s - (n0 * c * s + s0);     // the next channel
-    return {{n1 - n0, c * s, s1 - s0, 0, next}, begin, panel, 1, (n1 - n0) * (s1 - s0)};
+    const int64_t after = part + 1 < pixel_parts_ ? begin + s1 - s0       // the same images
+                          : group + 1 < groups    ? (n1 * c + panel) * s  // the next images
+                                                  : (panel + 1) * s;         // the next channel
+    return {{n1 - n0, c * s, s1 - s0, 0, after - begin}, begin, panel, 1, (n1 - n0) * (s1 - s0)};
   }
   if (geometry_ == Geometry::kStrip) {
     const int64_t c0 = panel * panel_width_, c1 = std::min(c, c0 + panel_width_);

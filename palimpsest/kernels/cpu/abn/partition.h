@@ -24,10 +24,10 @@ enum class Geometry { kPlane, kStrip, kColumns };
 /// of threads.
 ///   plane     a panel is one channel; a segment is some of its images, or part of their pixels
 ///   strip     a panel is neighbouring channels whose planes are small; one segment
-/// A plane's block knows the one that is read after it if panels are swept one by one, a strip's block its neighbour.
 ///   columns   a panel is up to kMaxColumns neighbouring channels, fewer where segments are few; a segment is a run of
 ///             pixels. Where there are few channels, neighbouring pixels are one row: column j belongs to channel
 ///             j % C, and what is said of channels here is said of columns
+/// Block::next of a plane is the block after it in a sweep that takes panel by panel; of a strip, the strip beside it.
 class Partition {
  public:
   Partition(Shape3 shape, Layout layout, DType dtype);

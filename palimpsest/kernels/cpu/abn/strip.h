@@ -17,15 +17,15 @@ PALIMPSEST_HOST_DEVICE void fill(T* columns, int64_t count, T value) {
   for (int64_t j = 0; j < count; ++j) columns[j] = value;
 }
 
-/// A per-channel argument of a strip, repeated for each of its columns. Null: no sweep may read the columns.
+/// A per-channel argument of a strip, repeated for each of its columns if the sweep reads it.
 template <class T>
 class Spread {
   using V = Vector<T>;
   static constexpr int64_t kLanes = lanes<T, V>();
 
  public:
-  PALIMPSEST_HOST_DEVICE Spread(Block block, const T* values) {
-    if (!values) return;
+  PALIMPSEST_HOST_DEVICE Spread(Block block, const T* values, bool is_read = true) {
+    if (!is_read) return;
     // The last vector of a channel may reach into the next one, which is stored after it.
     for (int64_t at = 0; at < block.width; at += block.plane) {
       const V value = broadcast<V>(*values++);
@@ -79,9 +79,9 @@ void strip_apply(Block block, ActivationChoice activation, Saved saved,
                  Stores stores) {
   using Column = Spread<accumulate_t<S>>;
   const bool normalizes = saved == Saved::kNormalized;
-  const Column mean(block, kIs16Bit<S> ? nullptr : of_channels.mean), scale(block, of_channels.scale),
-      shift(block, of_channels.shift), weight(block, normalizes ? of_channels.weight : nullptr),
-      bias(block, normalizes ? of_channels.bias : nullptr);
+  const Column mean(block, of_channels.mean, !kIs16Bit<S>), scale(block, of_channels.scale),
+      shift(block, of_channels.shift), weight(block, of_channels.weight, normalizes),
+      bias(block, of_channels.bias, normalizes);
   apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
 }
 
@@ -96,8 +96,8 @@ void strip_reduce(Block block, ActivationChoice activation, Saved saved,
                   double* sum_dy, double* sum_dy_t) {
   using Column = Spread<accumulate_t<S>>;
   const bool affine = reads_affine(saved);
-  const Column center(block, of_channels.center), scale(block, affine ? of_channels.scale : nullptr),
-      shift(block, affine ? of_channels.shift : nullptr);
+  const Column center(block, of_channels.center), scale(block, of_channels.scale, affine),
+      shift(block, of_channels.shift, affine);
   reduce<S, false>(block, activation, saved, {center, scale, shift, nullptr, nullptr, nullptr}, tensors,
                    sum_dy, sum_dy_t);
 }
@@ -108,10 +108,9 @@ void strip_backward(Block block, ActivationChoice activation, Saved saved, bool 
                     const GradientTensors<S>& tensors, const BackwardOutputs<S>& out, Stores stores) {
   using Column = Spread<accumulate_t<S>>;
   const bool affine = reads_affine(saved);
-  const Column center(block, kIs16Bit<S> ? nullptr : of_channels.center),
-      scale(block, affine ? of_channels.scale : nullptr), shift(block, affine ? of_channels.shift : nullptr),
-      per_dy(block, of_channels.per_dy), per_t(block, of_channels.per_t),
-      constant(block, of_channels.constant);
+  const Column center(block, of_channels.center, !kIs16Bit<S>), scale(block, of_channels.scale, affine),
+      shift(block, of_channels.shift, affine), per_dy(block, of_channels.per_dy),
+      per_t(block, of_channels.per_t), constant(block, of_channels.constant);
   backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
                      tensors, out, stores);
 }
