@@ -73,7 +73,7 @@ struct AbnOptions {
 
 /// Returns the tensor that the layer saves for an x of this dtype: `options.saved`, or kPreActivation if
 /// `saved` names the output, and leaky ReLU's slope or ELU's alpha is 0 or too small for the dtype to recover
-/// y from z (below 4.8e-7 in f16, 2.4e-38 in bf16, 1.5e-33 in f32, 2.2e-298 in f64). abn then saves y in
+/// y from z (below 4.8e-7 in f16, 7.9e-31 in bf16, 1.5e-33 in f32, 2.2e-298 in f64). abn then saves y in
 /// place of z: the layer and an operator that saves z keep two full-size tensors. abn_ writes z over x and
 /// saves y in a new tensor. abn_conv saves y alone.
 Saved saved_for(const AbnOptions& options, at::ScalarType dtype);

@@ -29,11 +29,14 @@ PALIMPSEST_HOST_DEVICE constexpr StorageError storage_error_of(DType storage) {
 
 /// Returns whether z of that storage type determines y at all: an invertible activation whose slope or alpha
 /// (`param`) is so large that a layer with |weight| = 1 is not lost among the smallest z,
-///   lost <= param * tolerance:  4.8e-7 in f16, 2.4e-38 in bf16, 1.5e-33 in f32, 2.2e-298 in f64.
+///   lost <= param * tolerance:  4.8e-7 in f16, 1.5e-33 in f32, 2.2e-298 in f64.
+/// In bf16 7.9e-31, the larger limit: a sweep multiplies 1 / param by coefficients.
 constexpr bool is_invertible_in(DType storage, Activation activation, double param) {
   const StorageError error = storage_error_of(storage);
   const bool falls_with_param = activation == Activation::kLeakyReLU || activation == Activation::kELU;
-  return is_invertible(activation) && (!falls_with_param || error.lost <= param * error.tolerance);
+  const bool is_large =
+      error.lost <= param * error.tolerance && (storage != DType::bf16 || param >= 0x1p-100);
+  return is_invertible(activation) && (!falls_with_param || is_large);
 }
 
 /// What is to be expected of a channel: kNear if it may become non-invertible within a step.

@@ -91,11 +91,25 @@ struct StraightActivation {
     V y, v;
     T slope;
 
-    PALIMPSEST_HOST_DEVICE V dy(V dz) const { return product_unless_above_zero<T>(v, dz, slope); }
+    PALIMPSEST_HOST_DEVICE V dy(V dz) const { return if_above_zero<T>(v, dz, V(dz * slope)); }
   };
   template <class V, class Mask>
   PALIMPSEST_HOST_DEVICE OnLine<V> recover(Saved saved, V v, Mask) const {
-    return {is_before_activation(saved) ? v : minimum(V(v * inverse_slope), v), v, slope};
+    return {is_before_activation(saved) ? v : inverse(v), v, slope};
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    return minimum(V(z * inverse_slope), z);
+  }
+
+  /// factor * dz/dy, and factor * dy/dz. A factor that is the same for all vectors is multiplied once.
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V times_slope(V z, V factor) const {
+    return if_above_zero<T>(z, factor, V(factor * slope));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V over_slope(V z, V factor) const {
+    return if_above_zero<T>(z, factor, V(factor * inverse_slope));
   }
 };
 

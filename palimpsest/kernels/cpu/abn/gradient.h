@@ -16,6 +16,8 @@ template <class S, class V, bool kPlane, class Act, class Saved_, class Residual
 class Gradient {
   using T = accumulate_t<S>;
   static constexpr bool kMayHaveBits = __is_same(Saved_, Saved);
+  static constexpr bool kStraightOutput =
+      __is_same(Act, StraightActivation<T>) && __is_same(Saved_, Constant<Saved::kOutput>);
 
  public:
   /// The bits lie in the order of the values.
@@ -23,8 +25,10 @@ class Gradient {
 
   /// Whether the input gradient is compiled twice, for frozen statistics and for others: it is for a layer in place, to
   /// save an instruction per vector.
-  static constexpr bool kCompiledPerFrozen =
-      __is_same(Act, StraightActivation<T>) && __is_same(Saved_, Constant<Saved::kOutput>);
+  static constexpr bool kCompiledPerFrozen = kStraightOutput;
+
+  /// Whether dx_at may be used.
+  static constexpr bool kHasDx = kStraightOutput && __is_same(Residual_, Constant<false>);
 
   PALIMPSEST_HOST_DEVICE Gradient(const Act& act, Saved_ saved, Residual_ has_residual,
                                   const BackwardCoefficients<T>& coefficients,
@@ -38,8 +42,24 @@ class Gradient {
   PALIMPSEST_HOST_DEVICE bool has_residual() const { return has_residual_; }
   PALIMPSEST_HOST_DEVICE bool has_y() const { return is_before_activation(saved_); }
 
-  /// kCentered: t as kernels/formulas/abn_formulas.h has it; else its center is not subtracted.
-  template <bool kCentered = true, class Where>
+  PALIMPSEST_HOST_DEVICE const S* dz() const { return tensors_.dz; }
+
+  /// dy and dy * t.
+  template <class Where>
+  PALIMPSEST_HOST_DEVICE Pair<V> products_at(Where place) const {
+    if constexpr (kHasDx) {
+      // dy * t = dz * slope * (y - center), where slope * y = z.
+      const V z = load_at<V>(tensors_.saved_values, place), dz = load_at<V>(tensors_.dz, place);
+      const V slope = act_.times_slope(z, broadcast<V>(T(1)));
+      return {dz * slope, dz * (z - slope * affine_.center(place))};
+    } else {
+      const Pair<V> dy_t = at<true>(place);
+      return {dy_t.a, dy_t.a * dy_t.b};
+    }
+  }
+
+  /// dy, and t as kernels/formulas/abn_formulas.h has it; if not kCentered, its center is not subtracted.
+  template <bool kCentered, class Where>
   PALIMPSEST_HOST_DEVICE Pair<V> at(Where place) const {
     const V saved_value = load_at<V>(tensors_.saved_values, place), dz = load_at<V>(tensors_.dz, place);
     decltype(lanes_from_bits<T, V>(nullptr, 0)) rising{};
@@ -53,6 +73,17 @@ class Gradient {
     if constexpr (kCentered) t -= affine_.center(place);
     if (saved_ == Saved::kOutputForm1) t *= affine_.scale(place);
     return {from.dy(dz), t};
+  }
+
+  /// dy * per_dy + t * per_t + constant, with t as in at<kCentered>, or 0 if `keep_t` is 0: for the layer in place, in
+  /// fewer steps than from dy and t. (32, 512, 28, 28) in bf16: backward 4.2 -> 3.8 ms.
+  template <bool kCentered, class Where>
+  PALIMPSEST_HOST_DEVICE V dx_at(Where place, typename Bits<T>::type keep_t, V per_dy, V per_t,
+                                 V constant) const {
+    const V z = load_at<V>(tensors_.saved_values, place), dz = load_at<V>(tensors_.dz, place);
+    const V of_t = kCentered ? keep_if<T>(keep_t, V(act_.inverse(z) - affine_.center(place))) * per_t
+                             : keep_if<T>(keep_t, z) * act_.over_slope(z, per_t);
+    return dz * act_.times_slope(z, per_dy) + (of_t + constant);
   }
 
   /// act(y), by the formula of apply.h.
@@ -116,11 +147,6 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
   call(Vector<T>{}, any<S>(choice), saved, has_residual);
 }
 
-template <class V>
-PALIMPSEST_HOST_DEVICE Pair<V> times_second(Pair<V> p) {
-  return {p.a, p.a * p.b};
-}
-
 template <class S, class V, class... Choices>
 PALIMPSEST_HOST_DEVICE void plane_reduce_rows(Block block, Gradient<S, V, true, Choices...> gradient,
                                               double* sum_dy, double* sum_dy_t) {
@@ -130,8 +156,7 @@ PALIMPSEST_HOST_DEVICE void plane_reduce_rows(Block block, Gradient<S, V, true, 
   for_plane_chunks(
       block, kGradientRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
         const Pair<double> sums = sum_plane<S, V, decltype(gradient)::kOrder>(
-            chunk,
-            [&](auto place) PALIMPSEST_INLINE_LAMBDA { return times_second(gradient.at(place.from(at))); },
+            chunk, [&](auto place) PALIMPSEST_INLINE_LAMBDA { return gradient.products_at(place.from(at)); },
             [&](int64_t row, int64_t j)
                 PALIMPSEST_INLINE_LAMBDA { gradient.prefetch(at + row + j + ahead.from(at + row)); });
         *sum_dy += sums.a;
@@ -149,7 +174,7 @@ void columns_reduce_rows(Block block, Gradient<S, V, false, Choices...> gradient
   for_column_chunks<S>(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
     sum_columns<S, V>(
         chunk, sum, sum_t,
-        [&](auto place) PALIMPSEST_INLINE_LAMBDA { return times_second(gradient.at(place.from(at))); },
+        [&](auto place) PALIMPSEST_INLINE_LAMBDA { return gradient.products_at(place.from(at)); },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { gradient.prefetch(at + i); });
     add_to_channels(block, sum, sum_t, sum_dy, sum_dy_t);
   });
@@ -180,33 +205,40 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
                                           const BackwardCoefficients<accumulate_t<S>>& coefficients,
                                           Residual<S> residual, BackwardOutputs<S> out, Stores stores) {
   using T = accumulate_t<S>;
+  using G = Gradient<S, V, kPlane, Choices...>;
+  constexpr bool kCentered = !kIs16Bit<S>;
   const PerChannel<T, V, kPlane> per_dy(coefficients.per_dy), per_t(coefficients.per_t),
       constant(coefficients.constant);
   const int64_t ahead = values_ahead<S>(block);
-  const bool short_rows = block.width < kLongRow;
+  // Each short row of dx is a cache miss, for which stores wait: 7x7, 2.9 -> 2.5 ms. A sweep that has no use for that
+  // prefetch asks for the line that it is at, which costs less than a test.
+  const S* const soon_written =
+      stores == Stores::kStreaming ? gradient.dz() : out.dx + (block.width < kLongRow ? kNeighbours : 0);
   const typename Bits<T>::type unless_frozen = frozen ? 0 : -1;
-  map_rows<decltype(gradient)::kOrder, V, InputGradient<V>>(
+  map_rows<G::kOrder, V, InputGradient<V>>(
       block, out.dx, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, InputGradient<V>& result)
           PALIMPSEST_INLINE_LAMBDA {
             if constexpr (!kPlane && kPart == 0) gradient.prefetch(place.offset + ahead);
-            // Each short row of dx is a cache miss, for which stores wait. 7x7: 2.9 -> 2.5 ms.
-            if constexpr (kPlane && kPart == 0)
-              if (short_rows && stores == Stores::kCached)
-                __builtin_prefetch(out.dx + place.offset + kNeighbours, 1);
-            const Pair<V> dy_t = gradient.template at<!kIs16Bit<S>>(place);
+            if constexpr (kPlane && kPart == 0) __builtin_prefetch(soon_written + place.offset, 1);
             // With frozen statistics t has no effect; it may be infinite. Both cases use one formula: the
             // compiler would round two formulas differently in the copies that it makes of this loop.
-            const V t = keep_if<T>(unless_frozen, dy_t.b);
-            result.dx = dy_t.a * per_dy.at(place) + (t * per_t.at(place) + constant.at(place));
-            if (gradient.has_residual()) {
-              const V r = load_at<V>(residual.values, place);
-              result.dresidual = residual.relu ? (r <= V{} ? V{} : dy_t.a) : dy_t.a;
+            if constexpr (G::kHasDx) {
+              result.dx = gradient.template dx_at<kCentered>(place, unless_frozen, per_dy.at(place),
+                                                             per_t.at(place), constant.at(place));
+            } else {
+              const Pair<V> dy_t = gradient.template at<kCentered>(place);
+              const V t = keep_if<T>(unless_frozen, dy_t.b);
+              result.dx = dy_t.a * per_dy.at(place) + (t * per_t.at(place) + constant.at(place));
+              if (gradient.has_residual()) {
+                const V r = load_at<V>(residual.values, place);
+                result.dresidual = residual.relu ? (r <= V{} ? V{} : dy_t.a) : dy_t.a;
+              }
             }
             if (gradient.has_y() && out.z) result.z = gradient.z_at(place);
           },
       [&](int64_t i, bool streaming, const auto&... result) PALIMPSEST_INLINE_LAMBDA {
-        constexpr Order kOrder = decltype(gradient)::kOrder;
+        constexpr Order kOrder = G::kOrder;
         store_step<kOrder>(out.dx + i, streaming, result.dx...);
         if (gradient.has_residual() && out.dresidual)
           store_step<kOrder>(out.dresidual + i, false, result.dresidual...);

@@ -133,13 +133,27 @@ PALIMPSEST_HOST_DEVICE V minus_abs(V v) {
   return (V)((Vector<Int>)v | (Int(1) << (8 * sizeof(T) - 1)));
 }
 
-/// Returns v if `keep` has all bits, 0 if it has none; for a NaN or an infinity too.
-template <class T, class V>
-PALIMPSEST_HOST_DEVICE V keep_if(typename Bits<T>::type keep, V v) {
+/// Returns v where `keep` has all bits, 0 where it has none; for a NaN or an infinity too. Keep: one mask for all lanes,
+/// or one per lane.
+template <class T, class V, class Keep>
+PALIMPSEST_HOST_DEVICE V keep_if(Keep keep, V v) {
   if constexpr (sizeof(V) == sizeof(T))
     return keep ? v : V{};
   else
     return (V)((Vector<typename Bits<T>::type>)v & keep);
+}
+
+/// Returns the mask for keep_if that clears the first `count` lanes of V, or keeps the only one.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE auto all_but_first(int64_t count) {
+  using Lane = typename Bits<T>::type;
+  if constexpr (sizeof(V) == sizeof(T)) {
+    return Lane(-1);
+  } else {
+    Vector<Lane> lane;
+    for (int64_t i = 0; i < lanes<T, V>(); ++i) lane[i] = static_cast<Lane>(i);
+    return lane >= static_cast<Lane>(count);
+  }
 }
 
 /// Returns keep_if(keep, v * factor).
@@ -152,24 +166,23 @@ PALIMPSEST_HOST_DEVICE V product_if(typename Bits<T>::type keep, V v, T factor) 
   return keep_if<T>(keep, V(v * factor));
 }
 
-/// Returns v > 0 ? a : a * factor.
+/// Returns v > 0 ? a : b, lane by lane.
 template <class T, class V>
-PALIMPSEST_HOST_DEVICE V product_unless_above_zero(V v, V a, T factor) {
+PALIMPSEST_HOST_DEVICE V if_above_zero(V v, V a, V b) {
 #ifdef __AVX512F__
   if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 64) {
-    const __mmask16 multiplied = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_NGT_UQ);
-    return (V)_mm512_mask_mul_ps((__m512)a, multiplied, (__m512)a, _mm512_set1_ps(factor));
+    // In this order gcc merges the choice with the product that b is.
+    const __mmask16 is_b = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_NGT_UQ);
+    return (V)_mm512_mask_blend_ps(is_b, (__m512)a, (__m512)b);
   }
 #endif
 #if defined(__AVX__) && !defined(__AVX512F__)
   if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 32) {
-    // `and` and `xor` take two steps; the vblendvps that gcc makes of a choice takes three on an Intel processor.
-    const __m256 one = _mm256_set1_ps(1), other = _mm256_set1_ps(factor);
-    const __m256 is_above = _mm256_cmp_ps((__m256)v, _mm256_setzero_ps(), _CMP_GT_OQ);
-    return a * (V)_mm256_xor_ps(_mm256_and_ps(is_above, _mm256_xor_ps(one, other)), other);
+    const __m256 is_a = _mm256_cmp_ps((__m256)v, _mm256_setzero_ps(), _CMP_GT_OQ);
+    return (V)_mm256_blendv_ps((__m256)b, (__m256)a, is_a);
   }
 #endif
-  return a * (v > T(0) ? (V{} + T(1)) : (V{} + factor));
+  return v > T(0) ? a : b;
 }
 
 /// Returns the square root, correctly rounded.
@@ -188,19 +201,6 @@ PALIMPSEST_HOST_DEVICE V square_root(V v) {
 #endif
   for (int64_t i = 0; i < lanes<T, V>(); ++i) v[i] = kFloat ? __builtin_sqrtf(v[i]) : __builtin_sqrt(v[i]);
   return v;
-}
-
-/// Returns v with its first `count` lanes set to zero.
-template <class T, class V>
-PALIMPSEST_HOST_DEVICE V without_first(V v, int64_t count) {
-  if constexpr (sizeof(V) == sizeof(T)) {
-    return v;
-  } else {
-    using Lane = typename Bits<T>::type;
-    Vector<Lane> lane;
-    for (int64_t i = 0; i < lanes<T, V>(); ++i) lane[i] = static_cast<Lane>(i);
-    return lane >= static_cast<Lane>(count) ? v : V{};
-  }
 }
 
 /// Returns the sum over lanes, in double.
