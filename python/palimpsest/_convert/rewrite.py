@@ -12,6 +12,7 @@ from palimpsest._convert import layers, runtime
 from palimpsest._convert.aliases import Aliases, writes_over
 
 _MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of)
+_MOST_CHANNELS_OF_IMAGES = 4  # a convolution of as many channels takes a few hundredths of a step
 # What a layer saves, by the operator's name for it, and the strategy that asks for it.
 _IN_WORDS = {
     "input": "its input (checkpoint)",
@@ -42,6 +43,7 @@ class Layer:
     kind: str
     converted: bool
     how: str  #: what it is now, or why it was left alone
+    runs_again: bool = False  #: in backward, where its input needs no gradient
 
 
 class _Norm:
@@ -134,6 +136,8 @@ def rewrite(graph, modules, options):
         report.append(Layer(norm.node.target, norm.what(), True, writer.put(norm)))
     writer.finish()
     report.extend(_put_pools(graph, modules, options))
+    if options.strategy == "auto":
+        _put_stems(graph, modules, aliases, in_order, report)
     return report
 
 
@@ -209,6 +213,7 @@ def _put_pools(graph, modules, options):
                 continue
             with graph.inserting_before(node):
                 new = graph.call_function(runtime.max_pool, (graph.get_attr(node.target), node.args[0]))
+            new.meta["layer"] = report[-1]
         elif node.op == "call_function" and node.target is F.max_pool2d and not node.kwargs.get("return_indices") \
                 and len(node.args) <= 6:
             report.append(Layer(str(node), "max_pool2d", True, "saves one byte per output"))
@@ -220,6 +225,41 @@ def _put_pools(graph, modules, options):
         node.replace_all_uses_with(new)
         graph.erase_node(node)
     return report
+
+
+def _only_read_here(node, function):
+    """The tensor that a call of this function of runtime's reads, if nobody else does; else None."""
+    if node is None or node.target is not function:
+        return None
+    x = node.args[1]
+    return x if len(x.users) == 1 else None
+
+
+def _put_stems(graph, modules, aliases, in_order, report):
+    """Convolution of images, normalization, activation and max pooling: one convolution of a few channels, run again, costs
+    little beside the largest tensor of the network."""
+    for pool in list(graph.nodes):
+        norm = _only_read_here(pool, runtime.max_pool)
+        conv = _only_read_here(norm, runtime.norm_act)
+        x = conv.args[1] if conv is not None and conv.target is runtime.convolution else None
+        if x is None or x.op != "placeholder" or aliases.is_changed(x):
+            continue
+        names = [node.args[0].target for node in (conv, norm, pool)]
+        layers_of_norm = [layer for layer in report if layer.name == names[1]]
+        if modules[names[0]].in_channels > _MOST_CHANNELS_OF_IMAGES or len(layers_of_norm) > 1 \
+                or not in_order.isdisjoint(_storages(modules[names[1]].buffers())):
+            continue
+        with graph.inserting_before(pool):
+            references = [graph.get_attr(name) for name in names]
+            new = graph.call_function(runtime.stem, (*references, x, *norm.args[2:]))
+        for layer in (*layers_of_norm, pool.meta["layer"]):
+            layer.how, layer.runs_again = f"runs again in backward, with {names[0]}: saves the images alone", True
+        pool.replace_all_uses_with(new)
+        for node in (pool, norm, conv):
+            reference = node.args[0]
+            graph.erase_node(node)
+            if not reference.users:
+                graph.erase_node(reference)
 
 
 class _Writer:

@@ -47,10 +47,14 @@ def norm_act(norm, x, activation, param, saved, consume):
     """act(norm(x)). consume: x may be written over."""
     if x.numel() == 0:
         return functional.activate(_plain(norm, x), activation, param)
+    return _norm_act(x, _settings(norm, x), activation, param, saved, consume)
+
+
+def _norm_act(x, settings, activation, param, saved, consume):
     if consume and saved == "pre_activation":
-        return _ops.abn_recomputable_(x, *_settings(norm, x), activation, param)[0]  # y over x
+        return _ops.abn_recomputable_(x, *settings, activation, param)[0]  # y over x
     op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
-    return op(x, *_settings(norm, x), activation, param, saved=saved)
+    return op(x, *settings, activation, param, saved=saved)
 
 
 def norm_act_conv(norm, conv, x, activation, param, saved, consume):
@@ -117,7 +121,57 @@ def act_conv(conv, y, activation, param):
 
 
 def max_pool(pool, x):
-    return functional.max_pool2d(x, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+    return functional.max_pool2d(x, *_pool_geometry(pool))
+
+
+def _pool_geometry(pool):
+    return pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
+
+
+def stem(conv, norm, pool, x, activation, param, saved, consume):
+    """max_pool(norm_act(norm, convolution(conv, x), ...)), of which backward keeps nothing but x, and runs it again."""
+    kernel, kernel_bias = nn.weight_and_bias(conv)
+    # The original, too, keeps images for the kernel's gradient, and none that were made in inference mode.
+    if not _hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_inference() or x.numel() == 0 \
+            or _is_one_image(conv, x):
+        return max_pool(pool, norm_act(norm, convolution(conv, x), activation, param, saved, consume))
+    weight, bias, *statistics = _settings(norm, x)
+    return _Stem.apply(x, kernel, kernel_bias, weight, bias, statistics, _geometry(conv), (activation, param, saved, consume),
+                       _pool_geometry(pool))
+
+
+class _Stem(torch.autograd.Function):
+    """stem(). Backward has the parameters, statistics and settings of forward, whatever became of the modules: they are small,
+    so that copies of them are kept."""
+
+    @staticmethod
+    def forward(ctx, x, kernel, kernel_bias, weight, bias, statistics, *how):
+        ctx.save_for_backward(x)
+        ctx.parameters = [None if t is None else t.detach().clone() for t in (kernel, kernel_bias, weight, bias)]
+        mean, var, training, *rest = statistics
+        # In training backward neither reads the running statistics nor moves them again.
+        ctx.statistics = None if training else mean.clone(), None if training else var.clone(), training, *rest
+        ctx.how = how
+        device = x.device.type
+        ctx.autocast = {"device_type": device, "enabled": torch.is_autocast_enabled(device),
+                        "dtype": torch.get_autocast_dtype(device), "cache_enabled": torch.is_autocast_cache_enabled()}
+        return _stem(x, kernel, kernel_bias, weight, bias, statistics, *how)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        x, = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:5]
+        with torch.enable_grad(), torch.autocast(**ctx.autocast):
+            parameters = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(ctx.parameters, needed)]
+            z = _stem(x, *parameters, ctx.statistics, *ctx.how)
+        gradients = iter(torch.autograd.grad(z, [p for p, n in zip(parameters, needed) if n], gradient))
+        return None, *(next(gradients) if n else None for n in needed), *(None,) * (1 + len(ctx.how))
+
+
+def _stem(x, kernel, kernel_bias, weight, bias, statistics, conv_geometry, how, pool_geometry):
+    y = _ops.convolution(x, kernel, kernel_bias, *conv_geometry)
+    return functional.max_pool2d(_norm_act(y, (weight, bias, *statistics), *how), *pool_geometry)
 
 
 def dense_block(block, x):
