@@ -152,10 +152,11 @@ void expect_copied_by_passes(const Shape3& shape, Saved saved) {
 
 TEST(CopiedChannels, ByAPassAreThoseOfTheIndex) {
   // Several pixels per row of columns; one; more channels than a panel has; work for several threads; pieces of more
-  // than 128 KiB, from which more than 256 channels are copied.
-  for (const Shape3& shape :
-       {Shape3{2, 3, 50}, Shape3{1, 8, 64}, Shape3{2, 40, 33}, Shape3{3, 70, 49}, Shape3{2, 8, 2000},
-        Shape3{2, 2100, 15}, Shape3{2, 100, 900}, Shape3{3, 33, 1}, Shape3{2, 600, 520}}) {
+  // than 128 KiB, from which more than 256 channels are copied; more than 144 rows per piece, which
+  // are summed in two parts.
+  for (const Shape3& shape : {Shape3{2, 3, 50}, Shape3{1, 8, 64}, Shape3{2, 40, 33}, Shape3{3, 70, 49},
+                              Shape3{2, 8, 2000}, Shape3{2, 2100, 15}, Shape3{2, 100, 900}, Shape3{3, 33, 1},
+                              Shape3{2, 600, 520}, Shape3{1, 70, 9311}}) {
     for (const Saved saved : {Saved::kOutput, Saved::kPreActivation, Saved::kOutputBit}) {
       expect_copied_by_passes<float>(shape, saved);
       expect_copied_by_passes<BFloat16>(shape, saved);

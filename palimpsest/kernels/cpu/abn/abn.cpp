@@ -177,11 +177,17 @@ class Call {
   }
 
   void reduce(const Piece& piece, int64_t segment, const AbnBackward& backward) {
-    if (backward.dz_part.part)
-      gather_pixels(problem_, pixels(piece), backward.dz_part, backward.dz, /*prefetch=*/true);
-    const int64_t at = segment * columns_ + piece.first_channel;
-    sweeps_.reduce(piece.block, activation(), backward_kind(problem_.saved), backward_coefficients(piece),
-                   gradient_tensors(piece, backward), first_ + at, second_ + at);
+    const int64_t at = segment * columns_ + piece.first_channel, width = piece.block.width;
+    double *const dy = first_ + at, *const dy_t = second_ + at;
+    if (!backward.dz_part.part) return reduce(piece, backward, dy, dy_t);
+    double part_dy[kMaxColumns], part_dy_t[kMaxColumns];
+    for (int64_t j = 0; j < width; ++j) dy[j] = dy_t[j] = 0;
+    // In the parts of the sum itself, so that the result is that without copies, bit for bit.
+    in_parts(piece, rows_per_sum<S>(piece.block.rows), [&](const Piece& some) {
+      reduce(some, backward, part_dy, part_dy_t);
+      for (int64_t j = 0; j < width; ++j) dy[j] += part_dy[j], dy_t[j] += part_dy_t[j];
+      gather_pixels(problem_, pixels(some), backward.dz_part, backward.dz, /*prefetch=*/true);
+    });
   }
 
   void channel_sums(Channels channels, const AbnBackward& backward) const {
@@ -233,6 +239,11 @@ class Call {
   static constexpr int kCoefficients = 6;
   static constexpr bool kUncentered = sizeof(S) == 2;  // the sweeps do not subtract the center (Affine)
 
+  void reduce(const Piece& piece, const AbnBackward& backward, double* sum_dy, double* sum_dy_t) const {
+    sweeps_.reduce(piece.block, activation(), backward_kind(problem_.saved), backward_coefficients(piece),
+                   gradient_tensors(piece, backward), sum_dy, sum_dy_t);
+  }
+
   void run_backward(const Piece& piece, const AbnBackward& backward) const {
     S* const dx = static_cast<S*>(backward.dx);
     S* const dresidual = static_cast<S*>(backward.dresidual);
@@ -254,7 +265,12 @@ class Call {
     if (!copied.part) return function(piece);
     constexpr int64_t kLeastRows = 8;  // a part costs as much as a row or two
     const int64_t row_bytes = piece.block.width * static_cast<int64_t>(sizeof(S));
-    const int64_t rows = std::max(kLeastRows, bytes / row_bytes);
+    in_parts(piece, std::max(kLeastRows, bytes / row_bytes), function);
+  }
+
+  /// Calls function(some) for parts of the piece of so many rows.
+  template <class Function>
+  static void in_parts(const Piece& piece, int64_t rows, const Function& function) {
     for (int64_t row = 0; row < piece.block.rows; row += rows) {
       Piece some = piece;
       some.block.rows = std::min(rows, piece.block.rows - row);

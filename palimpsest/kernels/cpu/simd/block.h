@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/base/host_device.h"
 #include "palimpsest/kernels/cpu/simd/stores.h"
 
 #include <cstdint>
@@ -21,5 +22,22 @@ inline constexpr int64_t kLineBytes = 64;
 
 /// The widest block with sums per column: the sums live on the stack, in the first-level cache.
 inline constexpr int64_t kMaxColumns = 2048;
+
+/// Rows that a sum by columns takes at a time: its sums are loaded and stored so much less often.
+template <class S>
+inline constexpr int64_t kRowsTogether = sizeof(S) == 2 ? 8 : 4;
+
+/// The most rows that a column adds up in the accumulate type before its sum continues in double.
+inline constexpr int64_t kColumnRun = 144;
+
+/// Rows of the parts in which a block of so many rows is summed by columns. They have about as many rows each, and all
+/// but the last a multiple of kRowsTogether: each part costs as much as a few rows, and so does a row that is alone
+/// (sum_columns).
+template <class S>
+PALIMPSEST_HOST_DEVICE constexpr int64_t rows_per_sum(int64_t rows) {
+  const int64_t parts = (rows + kColumnRun - 1) / kColumnRun;
+  return parts > 0 ? ((rows + parts - 1) / parts + kRowsTogether<S> - 1) / kRowsTogether<S> * kRowsTogether<S>
+                   : 1;
+}
 
 }  // namespace palimpsest::kernels::cpu

@@ -14,7 +14,6 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 // runs are short; moments are taken around a pivot, where nothing cancels.
 inline constexpr int64_t kGradientRun = 128;
 inline constexpr int64_t kMomentRun = 512;
-inline constexpr int64_t kColumnRun = 144;
 // 16-bit values and their squares lie on a grid: a sum that has grown loses the last bits of all of them in the same
 // direction. With runs of 512, variances of bf16 were low by 2e-6.
 inline constexpr int64_t kShortRun = 64;
@@ -80,10 +79,6 @@ PALIMPSEST_HOST_DEVICE void with_constant(Value value, const Function& function)
   (void)((value == kValues && (function(Constant<kValues>{}), true)) || ...);
 }
 
-/// Rows that a sum by columns takes at a time: its sums are loaded and stored so much less often.
-template <class S>
-constexpr int64_t kRowsTogether = kIs16Bit<S> ? 8 : 4;
-
 /// Rows to prefetch ahead in a sweep by columns: 16 KiB on their way from memory. With 4 KiB of bf16, statistics of
 /// (32, 512, 28, 28) took 0.83 ms, now 0.62.
 template <class S>
@@ -122,15 +117,10 @@ PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, int64_t most, const Fu
   }
 }
 
-/// Calls function(chunk, offset) for pieces of at most kColumnRun rows. They have about as many rows each, and all
-/// but the last a multiple of kRowsTogether: each piece costs as much as a few rows, and so does a row that is alone
-/// (sum_columns).
+/// Calls function(chunk, offset) for pieces of rows_per_sum rows.
 template <class S, class Function>
 PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& function) {
-  const int64_t pieces = (block.rows + kColumnRun - 1) / kColumnRun;
-  constexpr int64_t kTogether = kRowsTogether<S>;
-  const int64_t rows =
-      pieces > 0 ? ((block.rows + pieces - 1) / pieces + kTogether - 1) / kTogether * kTogether : 1;
+  const int64_t rows = rows_per_sum<S>(block.rows);
   for (int64_t row = 0; row < block.rows; row += rows)
     function(Block{smaller(rows, block.rows - row), block.stride, block.width, block.plane, block.next},
              row * block.stride);
