@@ -299,6 +299,30 @@ def test_the_compiled_network():
 
 def test_has_no_double_backward():
     _, model = both(Net())
-    gradient, = torch.autograd.grad(model(images()).sum(), model.conv.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="has no double backward"):
+        torch.autograd.grad(model(images()).sum(), model.conv.weight, create_graph=True)
+
+
+def test_images_are_kept_in_the_dtype_of_autocast():
+    """As before: who fills a buffer of f32 images anew under autocast changes no saved tensor."""
+    model, _ = palimpsest.convert(Net())
+    x = images().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+    expected = torch.autograd.grad(y.float().sum(), model.conv.weight, retain_graph=True)[0]
+    x.zero_()
+    assert torch.equal(torch.autograd.grad(y.float().sum(), model.conv.weight)[0], expected)
+
+
+def test_meta_tensors():
+    with torch.device("meta"):
+        model = Net()
+    model, _ = palimpsest.convert(model)
+    assert model(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 4, 8, 8)
+
+
+def test_a_batch_that_the_convolution_refuses_does_not_count():
+    _, model = both(Net())
     with pytest.raises(RuntimeError):
-        gradient.sum().backward()
+        model(images(5))
+    assert int(model.norm.num_batches_tracked) == 0

@@ -179,8 +179,8 @@ def _step(model, example_inputs, mode, needs_gradient=torch.is_floating_point):
         return [out.detach().clone() for out in outputs], gradients, buffers
 
 
-def _kept_bytes(model, example_inputs, mode):
-    with _ready(model, example_inputs, mode, _as_given) as leaves:
+def _kept_bytes(model, example_inputs, mode, needs_gradient):
+    with _ready(model, example_inputs, mode, needs_gradient) as leaves:
         devices = _cuda_devices(model)
         if devices:
             before = sum(torch.cuda.memory_allocated(d) for d in devices)
@@ -215,7 +215,12 @@ class Proof:
                              "once before")
         self.model, self.example_inputs = model, example_inputs
         try:
-            self.kept_bytes = _kept_bytes(model, example_inputs, _modes(model)[0])
+            try:
+                self.needs_gradient = _as_given
+                self.kept_bytes = self._kept_bytes()
+            except Exception:  # noqa: BLE001: a network that differentiates by its inputs
+                self.needs_gradient = torch.is_floating_point
+                self.kept_bytes = self._kept_bytes()
             try:
                 self._hold(_copy_in_f64(model), _map(lambda t: t.double() if t.is_floating_point() else t, example_inputs))
             except Exception:  # noqa: BLE001: a network that fixes its dtype, or cannot be copied, is compared as it is
@@ -245,13 +250,13 @@ class Proof:
                 try:
                     same = all(_equal(a, _step(self.judge, self.judge_inputs, mode)) for mode, a in self.expected.items())
                     runs_again = any(layer.runs_again for layer in report.layers)
-                    as_given = self._step_as_given() if same and runs_again else None
+                    as_given = self._steps_as_given() if same and runs_again else None
                 except (MemoryError, torch.OutOfMemoryError):
                     raise
                 except Exception as error:  # noqa: BLE001: whatever a layer that is put in the wrong place leads to
                     return f"the network raised with it converted: {in_words(error)}"
             if as_given is not None:  # what runs again does so only where its inputs need no gradient
-                same = _equal(self._step_as_given(), as_given)
+                same = all(map(_equal, self._steps_as_given(), as_given))
             return None if same else _DIFFERED
 
         found = problem([])
@@ -275,15 +280,18 @@ class Proof:
             failed[rest.pop(low)] = found
         return failed, None
 
-    def _step_as_given(self):
-        return _step(self.judge, self.judge_inputs, next(iter(self.expected)), _as_given)
+    def _steps_as_given(self):
+        return [_step(self.judge, self.judge_inputs, mode, _as_given) for mode in self.expected]
 
     def measure(self, report):
         """Puts the bytes that the model keeps, as it is now, beside those of the original."""
         report.kept_bytes_before = self.kept_bytes
         report.kept_bytes_after = self.kept_bytes
         if report.converted:
-            report.kept_bytes_after = _kept_bytes(self.model, self.example_inputs, _modes(self.model)[0])
+            report.kept_bytes_after = self._kept_bytes()
+
+    def _kept_bytes(self):
+        return _kept_bytes(self.model, self.example_inputs, _modes(self.model)[0], self.needs_gradient)
 
 
 def _equal(a, b):

@@ -132,12 +132,13 @@ def stem(conv, norm, pool, x, activation, param, saved, consume):
     """max_pool(norm_act(norm, convolution(conv, x), ...)), of which backward keeps nothing but x, and runs it again."""
     kernel, kernel_bias = nn.weight_and_bias(conv)
     # The original, too, keeps images for the kernel's gradient, and none that were made in inference mode.
-    if not _hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_inference() or x.numel() == 0 \
-            or _is_one_image(conv, x):
+    if not _hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_inference() or x.is_meta \
+            or x.numel() == 0 or _is_one_image(conv, x):
         return max_pool(pool, norm_act(norm, convolution(conv, x), activation, param, saved, consume))
-    weight, bias, *statistics = _settings(norm, x)
-    return _Stem.apply(x, kernel, kernel_bias, weight, bias, statistics, _geometry(conv), (activation, param, saved, consume),
-                       _pool_geometry(pool))
+    if _is_narrowed(x):
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would read, and save it
+    return _Stem.apply(x, kernel, kernel_bias, *nn.weight_and_bias(norm), norm, _geometry(conv),
+                       (activation, param, saved, consume), _pool_geometry(pool))
 
 
 class _Stem(torch.autograd.Function):
@@ -145,33 +146,39 @@ class _Stem(torch.autograd.Function):
     so that copies of them are kept."""
 
     @staticmethod
-    def forward(ctx, x, kernel, kernel_bias, weight, bias, statistics, *how):
+    def forward(ctx, x, kernel, kernel_bias, weight, bias, norm, *how):
+        def settings(y):
+            _, _, mean, var, training, *rest = of_norm = _settings(norm, y)
+            # In training backward neither reads the running statistics nor moves them again.
+            ctx.statistics = None if training else mean.clone(), None if training else var.clone(), training, *rest
+            return of_norm[2:]
+
         ctx.save_for_backward(x)
         ctx.parameters = [None if t is None else t.detach().clone() for t in (kernel, kernel_bias, weight, bias)]
-        mean, var, training, *rest = statistics
-        # In training backward neither reads the running statistics nor moves them again.
-        ctx.statistics = None if training else mean.clone(), None if training else var.clone(), training, *rest
         ctx.how = how
         device = x.device.type
         ctx.autocast = {"device_type": device, "enabled": torch.is_autocast_enabled(device),
                         "dtype": torch.get_autocast_dtype(device), "cache_enabled": torch.is_autocast_cache_enabled()}
-        return _stem(x, kernel, kernel_bias, weight, bias, statistics, *how)
+        return _stem(x, kernel, kernel_bias, weight, bias, settings, *how)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
+        if torch.is_grad_enabled():
+            raise RuntimeError("[stem] the operator has no double backward, got a backward pass with create_graph; use torch's "
+                               "own layers where one is needed")
         x, = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:5]
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            parameters = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(ctx.parameters, needed)]
-            z = _stem(x, *parameters, ctx.statistics, *ctx.how)
-        gradients = iter(torch.autograd.grad(z, [p for p, n in zip(parameters, needed) if n], gradient))
+            leaves = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(ctx.parameters, needed)]
+            # Views: on a GPU a weight that is a new leaf would cost a wait, as what its channels need is not known yet.
+            z = _stem(x, *(t if t is None else t.view_as(t) for t in leaves), lambda y: ctx.statistics, *ctx.how)
+        gradients = iter(torch.autograd.grad(z, [t for t, n in zip(leaves, needed) if n], gradient))
         return None, *(next(gradients) if n else None for n in needed), *(None,) * (1 + len(ctx.how))
 
 
-def _stem(x, kernel, kernel_bias, weight, bias, statistics, conv_geometry, how, pool_geometry):
+def _stem(x, kernel, kernel_bias, weight, bias, statistics_of, conv_geometry, how, pool_geometry):
     y = _ops.convolution(x, kernel, kernel_bias, *conv_geometry)
-    return functional.max_pool2d(_norm_act(y, (weight, bias, *statistics), *how), *pool_geometry)
+    return functional.max_pool2d(_norm_act(y, (weight, bias, *statistics_of(y)), *how), *pool_geometry)
 
 
 def dense_block(block, x):
