@@ -183,10 +183,12 @@ class Call {
     double part_dy[kMaxColumns], part_dy_t[kMaxColumns];
     for (int64_t j = 0; j < width; ++j) dy[j] = dy_t[j] = 0;
     // In the parts of the sum itself, so that the result is that without copies, bit for bit.
-    in_parts(piece, rows_per_sum<S>(piece.block.rows), [&](const Piece& some) {
+    const int64_t rows = rows_per_sum<S>(piece.block.rows);
+    const bool is_large = rows * width * static_cast<int64_t>(sizeof(S)) > 4 * kSecondLevel;
+    in_parts(piece, rows, [&](const Piece& some) {
       reduce(some, backward, part_dy, part_dy_t);
       for (int64_t j = 0; j < width; ++j) dy[j] += part_dy[j], dy_t[j] += part_dy_t[j];
-      gather_pixels(problem_, pixels(some), backward.dz_part, backward.dz, /*prefetch=*/true);
+      gather_pixels(problem_, pixels(some), backward.dz_part, backward.dz, /*prefetch=*/is_large);
     });
   }
 
