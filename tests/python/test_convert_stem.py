@@ -173,7 +173,7 @@ def _calls(monkeypatch, name):
                                   "the convolution is frozen", "images of inference mode"])
 def test_runs_once_where_it_cannot_run_again(case, monkeypatch):
     original, model = both(Net())
-    again = _calls(monkeypatch, "_stem")
+    again = _calls(monkeypatch, "_norm_act_pool")
     for network in (original, model):
         x = images().requires_grad_(case == "images need a gradient")
         network.conv.requires_grad_(case not in ("the convolution is frozen", "images of inference mode"))
@@ -283,8 +283,8 @@ def test_convert_proves_what_runs_again(monkeypatch):
     _, report = palimpsest.convert(Net(), torch.randn(2, 3, 33, 30))
     assert not report.left and report.kept_bytes_after < 0.5 * report.kept_bytes_before
 
-    stem = runtime._stem
-    monkeypatch.setattr(runtime, "_stem", lambda *arguments: stem(*arguments) * (2 if torch.is_grad_enabled() else 1))
+    run = runtime._norm_act_pool
+    monkeypatch.setattr(runtime, "_norm_act_pool", lambda *arguments: run(*arguments) * (2 if torch.is_grad_enabled() else 1))
     _, report = palimpsest.convert(Net(), torch.randn(2, 3, 33, 30))
     assert not any(layer.runs_again for layer in report.layers)
 

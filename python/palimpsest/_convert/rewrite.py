@@ -244,22 +244,18 @@ def _put_stems(graph, modules, aliases, in_order, report):
         x = conv.args[1] if conv is not None and conv.target is runtime.convolution else None
         if x is None or x.op != "placeholder" or aliases.is_changed(x):
             continue
-        names = [node.args[0].target for node in (conv, norm, pool)]
-        layers_of_norm = [layer for layer in report if layer.name == names[1]]
-        if modules[names[0]].in_channels > _MOST_CHANNELS_OF_IMAGES or len(layers_of_norm) > 1 \
-                or not in_order.isdisjoint(_storages(modules[names[1]].buffers())):
+        conv_name, norm_name = conv.args[0].target, norm.args[0].target
+        layers_of_norm = [layer for layer in report if layer.name == norm_name]
+        if modules[conv_name].in_channels > _MOST_CHANNELS_OF_IMAGES or len(layers_of_norm) > 1 \
+                or not in_order.isdisjoint(_storages(modules[norm_name].buffers())):
             continue
         with graph.inserting_before(pool):
-            references = [graph.get_attr(name) for name in names]
-            new = graph.call_function(runtime.stem, (*references, x, *norm.args[2:]))
+            new = graph.call_function(runtime.stem, (conv.args[0], norm.args[0], pool.args[0], x, *norm.args[2:]))
         for layer in (*layers_of_norm, pool.meta["layer"]):
-            layer.how, layer.runs_again = f"runs again in backward, with {names[0]}: saves the images alone", True
+            layer.how, layer.runs_again = f"runs again in backward, with {conv_name}: saves the images alone", True
         pool.replace_all_uses_with(new)
         for node in (pool, norm, conv):
-            reference = node.args[0]
             graph.erase_node(node)
-            if not reference.users:
-                graph.erase_node(reference)
 
 
 class _Writer:

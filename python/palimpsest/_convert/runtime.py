@@ -131,9 +131,9 @@ def _pool_geometry(pool):
 def stem(conv, norm, pool, x, activation, param, saved, consume):
     """max_pool(norm_act(norm, convolution(conv, x), ...)), of which backward keeps nothing but x, and runs it again."""
     kernel, kernel_bias = nn.weight_and_bias(conv)
-    # The original, too, keeps images for the kernel's gradient, and none that were made in inference mode.
-    if not _hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_inference() or x.is_meta \
-            or x.numel() == 0 or _is_one_image(conv, x):
+    # The original, too, keeps images for the gradient of the kernel alone.
+    if not _hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_meta or x.numel() == 0 \
+            or _is_one_image(conv, x):
         return max_pool(pool, norm_act(norm, convolution(conv, x), activation, param, saved, consume))
     if _is_narrowed(x):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would read, and save it
@@ -147,19 +147,17 @@ class _Stem(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, kernel, kernel_bias, weight, bias, norm, *how):
-        def settings(y):
-            _, _, mean, var, training, *rest = of_norm = _settings(norm, y)
-            # In training backward neither reads the running statistics nor moves them again.
-            ctx.statistics = None if training else mean.clone(), None if training else var.clone(), training, *rest
-            return of_norm[2:]
-
+        y = _ops.convolution(x, kernel, kernel_bias, *how[0])
+        _, _, mean, var, training, *rest = settings = _settings(norm, y)
         ctx.save_for_backward(x)
         ctx.parameters = [None if t is None else t.detach().clone() for t in (kernel, kernel_bias, weight, bias)]
+        # In training backward neither reads the running statistics nor moves them again.
+        ctx.statistics = None if training else mean.clone(), None if training else var.clone(), training, *rest
         ctx.how = how
         device = x.device.type
         ctx.autocast = {"device_type": device, "enabled": torch.is_autocast_enabled(device),
                         "dtype": torch.get_autocast_dtype(device), "cache_enabled": torch.is_autocast_cache_enabled()}
-        return _stem(x, kernel, kernel_bias, weight, bias, settings, *how)
+        return _norm_act_pool(y, settings, *how[1:])
 
     @staticmethod
     def backward(ctx, gradient):
@@ -171,14 +169,15 @@ class _Stem(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
             leaves = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(ctx.parameters, needed)]
             # Views: on a GPU a weight that is a new leaf would cost a wait, as what its channels need is not known yet.
-            z = _stem(x, *(t if t is None else t.view_as(t) for t in leaves), lambda y: ctx.statistics, *ctx.how)
+            kernel, kernel_bias, weight, bias = (t if t is None else t.view_as(t) for t in leaves)
+            y = _ops.convolution(x, kernel, kernel_bias, *ctx.how[0])
+            z = _norm_act_pool(y, (weight, bias, *ctx.statistics), *ctx.how[1:])
         gradients = iter(torch.autograd.grad(z, [t for t, n in zip(leaves, needed) if n], gradient))
         return None, *(next(gradients) if n else None for n in needed), *(None,) * (1 + len(ctx.how))
 
 
-def _stem(x, kernel, kernel_bias, weight, bias, statistics_of, conv_geometry, how, pool_geometry):
-    y = _ops.convolution(x, kernel, kernel_bias, *conv_geometry)
-    return functional.max_pool2d(_norm_act(y, (weight, bias, *statistics_of(y)), *how), *pool_geometry)
+def _norm_act_pool(x, settings, how, pool_geometry):
+    return functional.max_pool2d(_norm_act(x, settings, *how), *pool_geometry)
 
 
 def dense_block(block, x):
