@@ -91,7 +91,7 @@ struct StraightActivation {
     V y, v;
     T slope;
 
-    PALIMPSEST_HOST_DEVICE V dy(V dz) const { return if_above_zero<T>(v, dz, V(dz * slope)); }
+    PALIMPSEST_HOST_DEVICE V dy(V dz) const { return times_unless_above_zero<T>(v, dz, slope); }
   };
   template <class V, class Mask>
   PALIMPSEST_HOST_DEVICE OnLine<V> recover(Saved saved, V v, Mask) const {
@@ -105,11 +105,11 @@ struct StraightActivation {
   /// factor * dz/dy, and factor * dy/dz. A factor that is the same for all vectors is multiplied once.
   template <class V>
   PALIMPSEST_HOST_DEVICE V times_slope(V z, V factor) const {
-    return if_above_zero<T>(z, factor, V(factor * slope));
+    return times_unless_above_zero<T>(z, factor, slope);
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V over_slope(V z, V factor) const {
-    return if_above_zero<T>(z, factor, V(factor * inverse_slope));
+    return times_unless_above_zero<T>(z, factor, inverse_slope);
   }
 };
 

@@ -35,6 +35,7 @@ inline constexpr int64_t kColumnRun = 144;
 /// (sum_columns).
 template <class S>
 PALIMPSEST_HOST_DEVICE constexpr int64_t rows_per_sum(int64_t rows) {
+  static_assert(kColumnRun % kRowsTogether<S> == 0, "rounding up would exceed kColumnRun");
   const int64_t parts = (rows + kColumnRun - 1) / kColumnRun;
   return parts > 0 ? ((rows + parts - 1) / parts + kRowsTogether<S> - 1) / kRowsTogether<S> * kRowsTogether<S>
                    : 1;

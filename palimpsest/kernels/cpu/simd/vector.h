@@ -185,6 +185,12 @@ PALIMPSEST_HOST_DEVICE V if_above_zero(V v, V a, V b) {
   return v > T(0) ? a : b;
 }
 
+/// Returns v > 0 ? a : a * factor, lane by lane.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V times_unless_above_zero(V v, V a, T factor) {
+  return if_above_zero<T>(v, a, V(a * factor));
+}
+
 /// Returns the square root, correctly rounded.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V square_root(V v) {
