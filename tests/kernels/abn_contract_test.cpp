@@ -83,6 +83,12 @@ TEST(AbnContract, AResultTooLargeForTheCachesGivesTheSameBytes) {
                                              .saved = aligned ? Saved::kPreActivation : Saved::kOutput,
                                              .misaligned_by = misaligned_by});
     }
+  // Long rows of an odd number of values: only every other one of columns and of strips is streamed in bf16.
+  for (const int64_t misaligned_by : {0, 3}) {
+    expect_in_place_is_the_same<BFloat16>(
+        {.shape = {1, 1001, 9001}, .layout = Layout::kChannelsLast, .misaligned_by = misaligned_by});
+    expect_in_place_is_the_same<BFloat16>({.shape = {64, 3001, 49}, .misaligned_by = misaligned_by});
+  }
   for (const Layout layout : kLayouts)
     expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
                                         .layout = layout,

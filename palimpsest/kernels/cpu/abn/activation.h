@@ -2,6 +2,7 @@
 
 // Only for units of one instruction set, as simd/vector.h.
 
+#include "palimpsest/kernels/cpu/abn/arguments.h"
 #include "palimpsest/kernels/cpu/abn/table.h"
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/math.h"
@@ -187,33 +188,14 @@ PALIMPSEST_HOST_DEVICE AnyActivation<accumulate_t<S>> any(ActivationChoice choic
   return {choice.kind, {choice.param, precision_of<S>()}};
 }
 
-/// A per-channel argument: one value for a whole plane, else one value per column.
-template <class T, class V, bool kPlane>
-class PerChannel {
- public:
-  PALIMPSEST_HOST_DEVICE explicit PerChannel(const T* values)
-      : values_(values), plane_(kPlane ? broadcast<V>(*values) : V{}) {}
-
-  template <class Where>
-  PALIMPSEST_HOST_DEVICE V at(Where place) const {
-    if constexpr (kPlane)
-      return plane_;
-    else
-      return load<V>(values_ + place.template own<T, V>().column);
-  }
-
- private:
-  const T* values_;
-  V plane_;
-};
-
 /// (v - center) * scale + shift. In 16 bits v * scale + shift, whose shift holds the center, too (uncentered_shift).
 template <class S, class V, bool kPlane>
 class Affine {
   using T = accumulate_t<S>;
 
  public:
-  PALIMPSEST_HOST_DEVICE Affine(const T* center, const T* scale, const T* shift)
+  PALIMPSEST_HOST_DEVICE Affine(Argument<S, kPlane> center, Argument<S, kPlane> scale,
+                                Argument<S, kPlane> shift)
       : center_(center), scale_(scale), shift_(shift) {}
 
   template <class Where>
@@ -232,10 +214,6 @@ class Affine {
  private:
   PerChannel<T, V, kPlane> center_, scale_, shift_;
 };
-
-/// The order of the vectors of sweeps over S: arguments per column lie in memory in halves.
-template <class S, bool kPlane>
-constexpr Order kSweepOrder = kPlane ? kAnyOrder<S> : Order::kHalves;
 
 /// The residual's part of y.
 template <class V, class S, class Where>

@@ -11,6 +11,9 @@
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 namespace {
 
+template <class S, bool kPlane>
+using ApplyArguments = ApplyCoefficients<accumulate_t<S>, Argument<S, kPlane>>;
+
 template <class V>
 struct Applied {
   V z, saved_value;
@@ -19,7 +22,7 @@ struct Applied {
 /// Saved_, Residual_: a Saved and a bool, or Constants of them.
 template <class S, class V, bool kPlane, class Act, class Saved_, class Residual_>
 void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residual,
-                const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
+                const ApplyArguments<S, kPlane>& coefficients, const ApplyTensors<S>& tensors,
                 Stores stores) {
   using T = accumulate_t<S>;
   const Affine<S, V, kPlane> affine(coefficients.mean, coefficients.scale, coefficients.shift);
@@ -29,7 +32,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   // Copies: no store of the sweep can change them.
   const ApplyTensors<S> t = tensors;
   const Act activation = act;
-  map_rows<kSweepOrder<S, kPlane>, V, Applied<V>>(
+  map_rows<kAnyOrder<S>, V, Applied<V>, /*kFromEven=*/!kPlane>(
       block, t.z, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, Applied<V>& out) PALIMPSEST_INLINE_LAMBDA {
         if constexpr (!kPlane && kPart == 0) fetch_ahead(t.x + place.offset + ahead);
@@ -41,7 +44,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
         out.z = activation.template forward<V>(y);
       },
       [&](int64_t i, bool streaming, const auto&... out) PALIMPSEST_INLINE_LAMBDA {
-        constexpr Order kOrder = kSweepOrder<S, kPlane>;
+        constexpr Order kOrder = kAnyOrder<S>;
         store_step<kOrder>(t.z + i, streaming, out.z...);
         if (saves_aside(saved)) store_step<kOrder>(t.saved_values + i, false, out.saved_value...);
       });
@@ -49,7 +52,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
 
 /// Stores the branch of each y of the block.
 template <class S, class V, bool kPlane>
-void branch_rows(Block block, accumulate_t<S> minimum, const ApplyCoefficients<accumulate_t<S>>& coefficients,
+void branch_rows(Block block, accumulate_t<S> minimum, const ApplyArguments<S, kPlane>& coefficients,
                  const ApplyTensors<S>& tensors) {
   using T = accumulate_t<S>;
   constexpr int64_t kLanes = lanes<T, V>();
@@ -75,9 +78,8 @@ void branch_rows(Block block, accumulate_t<S> minimum, const ApplyCoefficients<a
 
 /// Writes both bits and z, chunk by chunk: x, which z may replace, is read from memory once.
 template <class S, bool kPlane>
-void apply_branches(Block block, ActivationChoice activation,
-                    const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
-                    Stores stores) {
+void apply_branches(Block block, ActivationChoice activation, const ApplyArguments<S, kPlane>& coefficients,
+                    const ApplyTensors<S>& tensors, Stores stores) {
   using T = accumulate_t<S>;
   constexpr int64_t kMost = 8192;  // 32 KiB of f32
   const T minimum = minimum_at<T>(activation.kind);
@@ -106,8 +108,7 @@ void apply_branches(Block block, ActivationChoice activation,
 
 template <class S, bool kPlane>
 void apply(Block block, ActivationChoice activation, Saved saved,
-           const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
-           Stores stores) {
+           const ApplyArguments<S, kPlane>& coefficients, const ApplyTensors<S>& tensors, Stores stores) {
   using T = accumulate_t<S>;
   const bool has_residual = tensors.residual.values != nullptr;
   const auto sweep = [&](const auto& act, auto kind, auto residual) PALIMPSEST_INLINE_LAMBDA {
@@ -138,6 +139,19 @@ void apply(Block block, ActivationChoice activation, Saved saved,
     });
   }
   if (stores == Stores::kStreaming) streaming_fence();
+}
+
+template <class S>
+void columns_apply(Block block, ActivationChoice activation, Saved saved,
+                   const ApplyCoefficients<accumulate_t<S>>& columns, const ApplyTensors<S>& tensors,
+                   Stores stores) {
+  using Column = ColumnArgument<S>;
+  const int64_t width = block.width;
+  const bool normalizes = saved == Saved::kNormalized;
+  const Column mean(width, columns.mean, !kIs16Bit<S>), scale(width, columns.scale),
+      shift(width, columns.shift), weight(width, columns.weight, normalizes),
+      bias(width, columns.bias, normalizes);
+  apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
 }
 
 }  // namespace

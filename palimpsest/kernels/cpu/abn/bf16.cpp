@@ -11,6 +11,7 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 extern const Kernels<BFloat16> kBF16 = {
     {plane_moments<BFloat16>, apply<BFloat16, true>, reduce<BFloat16, true>, backward<BFloat16, true>},
     {strip_moments<BFloat16>, strip_apply<BFloat16>, strip_reduce<BFloat16>, strip_backward<BFloat16>},
-    {columns_moments<BFloat16>, apply<BFloat16, false>, reduce<BFloat16, false>, backward<BFloat16, false>}};
+    {columns_moments<BFloat16>, columns_apply<BFloat16>, columns_reduce<BFloat16>,
+     columns_backward<BFloat16>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -11,6 +11,6 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 extern const Kernels<Float16> kF16 = {
     {plane_moments<Float16>, apply<Float16, true>, reduce<Float16, true>, backward<Float16, true>},
     {strip_moments<Float16>, strip_apply<Float16>, strip_reduce<Float16>, strip_backward<Float16>},
-    {columns_moments<Float16>, apply<Float16, false>, reduce<Float16, false>, backward<Float16, false>}};
+    {columns_moments<Float16>, columns_apply<Float16>, columns_reduce<Float16>, columns_backward<Float16>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -11,6 +11,6 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 extern const Kernels<float> kF32 = {
     {plane_moments<float>, apply<float, true>, reduce<float, true>, backward<float, true>},
     {strip_moments<float>, strip_apply<float>, strip_reduce<float>, strip_backward<float>},
-    {columns_moments<float>, apply<float, false>, reduce<float, false>, backward<float, false>}};
+    {columns_moments<float>, columns_apply<float>, columns_reduce<float>, columns_backward<float>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -11,6 +11,6 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 extern const Kernels<double> kF64 = {
     {plane_moments<double>, apply<double, true>, reduce<double, true>, backward<double, true>},
     {strip_moments<double>, strip_apply<double>, strip_reduce<double>, strip_backward<double>},
-    {columns_moments<double>, apply<double, false>, reduce<double, false>, backward<double, false>}};
+    {columns_moments<double>, columns_apply<double>, columns_reduce<double>, columns_backward<double>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

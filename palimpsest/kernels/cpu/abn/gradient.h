@@ -11,6 +11,9 @@
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 namespace {
 
+template <class S, bool kPlane>
+using BackwardArguments = BackwardCoefficients<accumulate_t<S>, Argument<S, kPlane>>;
+
 /// dy and t of one vector. Saved_, Residual_: a Saved and a bool, or Constants of them.
 template <class S, class V, bool kPlane, class Act, class Saved_, class Residual_>
 class Gradient {
@@ -21,7 +24,7 @@ class Gradient {
 
  public:
   /// The bits lie in the order of the values.
-  static constexpr Order kOrder = kMayHaveBits ? Order::kHalves : kSweepOrder<S, kPlane>;
+  static constexpr Order kOrder = kMayHaveBits ? Order::kHalves : kAnyOrder<S>;
 
   /// Whether the input gradient is compiled twice, for frozen statistics and for others: it is for a layer in place, to
   /// save an instruction per vector.
@@ -31,7 +34,7 @@ class Gradient {
   static constexpr bool kHasDx = kStraightOutput && __is_same(Residual_, Constant<false>);
 
   PALIMPSEST_HOST_DEVICE Gradient(const Act& act, Saved_ saved, Residual_ has_residual,
-                                  const BackwardCoefficients<T>& coefficients,
+                                  const BackwardArguments<S, kPlane>& coefficients,
                                   const GradientTensors<S>& tensors)
       : act_(act),
         saved_(saved),
@@ -116,10 +119,16 @@ class Gradient {
   Affine<S, V, kPlane> affine_;
 };
 
+/// Returns whether gradients of rows of `width` values are compiled for StraightActivation and for `saved`.
+template <class S>
+PALIMPSEST_HOST_DEVICE bool is_straight_gradient(ActivationChoice choice, Saved saved, int64_t width) {
+  return is_straight<S>(choice, width) && saved != Saved::kOutputForm1;
+}
+
 /// Calls function(gradient) for these choices.
 template <class S, bool kPlane, class Function>
 PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, Saved saved,
-                                          const BackwardCoefficients<accumulate_t<S>>& coefficients,
+                                          const BackwardArguments<S, kPlane>& coefficients,
                                           const GradientTensors<S>& tensors, const Function& function) {
   using T = accumulate_t<S>;
   const bool has_residual = tensors.residual.values != nullptr;
@@ -132,7 +141,7 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
   // without a residual. The others test their choices for each vector: copies of them for each kind of saved values
   // would take a third of the compiler's time.
   if (block.width < lanes<T, Vector<T>>()) return call(T{}, any<S>(choice), saved, has_residual);
-  if (is_straight<S>(choice, block.width) && saved != Saved::kOutputForm1)
+  if (is_straight_gradient<S>(choice, saved, block.width))
     return with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kInput>(
         saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
           with_constant<true, false>(has_residual, [&](auto residual) PALIMPSEST_INLINE_LAMBDA {
@@ -172,7 +181,7 @@ void columns_reduce_rows(Block block, Gradient<S, V, false, Choices...> gradient
   const int64_t channels = block.plane > 0 ? block.width / block.plane : block.width;
   clear_columns(channels, sum_dy, sum_dy_t);
   for_column_chunks<S>(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
-    sum_columns<S, V>(
+    sum_columns<S, V, decltype(gradient)::kOrder>(
         chunk, sum, sum_t,
         [&](auto place) PALIMPSEST_INLINE_LAMBDA { return gradient.products_at(place.from(at)); },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { gradient.prefetch(at + i); });
@@ -182,7 +191,7 @@ void columns_reduce_rows(Block block, Gradient<S, V, false, Choices...> gradient
 
 template <class S, bool kPlane>
 void reduce(Block block, ActivationChoice activation, Saved saved,
-            const BackwardCoefficients<accumulate_t<S>>& coefficients, const GradientTensors<S>& tensors,
+            const BackwardArguments<S, kPlane>& coefficients, const GradientTensors<S>& tensors,
             double* sum_dy, double* sum_dy_t) {
   with_gradient<S, kPlane>(block, activation, saved, coefficients, tensors,
                            [&](const auto& gradient) PALIMPSEST_INLINE_LAMBDA {
@@ -201,8 +210,7 @@ struct InputGradient {
 /// Frozen: a bool, or a Constant of it.
 template <class S, class V, bool kPlane, class Frozen, class... Choices>
 PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Choices...> gradient,
-                                          Frozen frozen,
-                                          const BackwardCoefficients<accumulate_t<S>>& coefficients,
+                                          Frozen frozen, const BackwardArguments<S, kPlane>& coefficients,
                                           Residual<S> residual, BackwardOutputs<S> out, Stores stores) {
   using T = accumulate_t<S>;
   using G = Gradient<S, V, kPlane, Choices...>;
@@ -215,7 +223,7 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
   const S* const soon_written =
       stores == Stores::kStreaming ? gradient.dz() : out.dx + (block.width < kLongRow ? kNeighbours : 0);
   const typename Bits<T>::type unless_frozen = frozen ? 0 : -1;
-  map_rows<G::kOrder, V, InputGradient<V>>(
+  map_rows<G::kOrder, V, InputGradient<V>, /*kFromEven=*/!kPlane>(
       block, out.dx, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, InputGradient<V>& result)
           PALIMPSEST_INLINE_LAMBDA {
@@ -248,7 +256,7 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
 
 template <class S, bool kPlane>
 void backward(Block block, ActivationChoice activation, Saved saved, bool frozen,
-              const BackwardCoefficients<accumulate_t<S>>& coefficients, const GradientTensors<S>& tensors,
+              const BackwardArguments<S, kPlane>& coefficients, const GradientTensors<S>& tensors,
               const BackwardOutputs<S>& out, Stores stores) {
   with_gradient<S, kPlane>(block, activation, saved, coefficients, tensors,
                            [&]<class G>(const G& gradient) PALIMPSEST_INLINE_LAMBDA {
@@ -262,6 +270,37 @@ void backward(Block block, ActivationChoice activation, Saved saved, bool frozen
                                run(frozen);
                            });
   if (stores == Stores::kStreaming) streaming_fence();
+}
+
+/// Whether a gradient reads scale or shift (Gradient).
+constexpr bool reads_affine(Saved saved) {
+  return saved == Saved::kInput || saved == Saved::kOutputForm1;
+}
+
+template <class S>
+void columns_reduce(Block block, ActivationChoice activation, Saved saved,
+                    const BackwardCoefficients<accumulate_t<S>>& columns, const GradientTensors<S>& tensors,
+                    double* sum_dy, double* sum_dy_t) {
+  using Column = ColumnArgument<S>;
+  const int64_t width = block.width;
+  const bool affine = reads_affine(saved);
+  const Column center(width, columns.center), scale(width, columns.scale, affine),
+      shift(width, columns.shift, affine);
+  reduce<S, false>(block, activation, saved, {center, scale, shift, {}, {}, {}}, tensors, sum_dy, sum_dy_t);
+}
+
+template <class S>
+void columns_backward(Block block, ActivationChoice activation, Saved saved, bool frozen,
+                      const BackwardCoefficients<accumulate_t<S>>& columns, const GradientTensors<S>& tensors,
+                      const BackwardOutputs<S>& out, Stores stores) {
+  using Column = ColumnArgument<S>;
+  const int64_t width = block.width;
+  const bool affine = reads_affine(saved);
+  const Column center(width, columns.center, !kIs16Bit<S>), scale(width, columns.scale, affine),
+      shift(width, columns.shift, affine), per_dy(width, columns.per_dy), per_t(width, columns.per_t),
+      constant(width, columns.constant);
+  backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
+                     tensors, out, stores);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 // Only for units of one instruction set, as simd/vector.h.
 
+#include "palimpsest/kernels/cpu/abn/arguments.h"
 #include "palimpsest/kernels/cpu/abn/table.h"
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
@@ -79,11 +80,13 @@ void plane_moments(Block block, const S* x, double* mean, double* squares) {
 template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
                                                     T* squares) {
+  const ColumnArgument<S> columns(block.width, pivot);
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-    sum_columns<S, V>(
+    const PerChannel<T, V, false> pivots(columns);
+    sum_columns<S, V, kAnyOrder<S>>(
         block, sum, squares,
         [&](auto place) PALIMPSEST_INLINE_LAMBDA {
-          const V d = load_at<V>(x, place) - load<V>(pivot + place.template own<T, V>().column);
+          const V d = load_at<V>(x, place) - pivots.at(place);
           return Pair<V>{d, d * d};
         },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { fetch_ahead(x + i); });

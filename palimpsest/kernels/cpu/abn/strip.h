@@ -17,24 +17,50 @@ PALIMPSEST_HOST_DEVICE void fill(T* columns, int64_t count, T value) {
   for (int64_t j = 0; j < count; ++j) columns[j] = value;
 }
 
+/// Which of its columns a sweep reads in their order, beside those that it reads by parity (ColumnArgument).
+enum class InOrder {
+  kAll,
+  kEnds,  ///< those of the vectors in which a row begins and ends (map_rows, sum_columns)
+};
+
 /// A per-channel argument of a strip, repeated for each of its columns if the sweep reads it.
-template <class T>
-class Spread {
-  using V = Vector<T>;
-  static constexpr int64_t kLanes = lanes<T, V>();
+template <class S>
+class Spread : public ColumnArgument<S> {
+  using T = accumulate_t<S>;
+  using Base = ColumnArgument<S>;
 
  public:
-  PALIMPSEST_HOST_DEVICE Spread(Block block, const T* values, bool is_read = true) {
+  PALIMPSEST_HOST_DEVICE Spread(Block block, const T* values, bool is_read, InOrder in_order)
+      : Base(columns_) {
     if (!is_read) return;
-    // The last vector of a channel may reach into the next one, which is stored after it.
-    for (int64_t at = 0; at < block.width; at += block.plane) {
-      const V value = broadcast<V>(*values++);
-      for (int64_t j = at; j < at + block.plane; j += kLanes) store(columns_ + j, value);
+    repeat<1>(block, values, 0, Base::kArranges ? in_order : InOrder::kAll, columns_);
+    if constexpr (Base::kArranges) {
+      repeat<2>(block, values, 1, InOrder::kAll, Base::even());
+      repeat<2>(block, values, 0, InOrder::kAll, Base::odd());
     }
   }
-  PALIMPSEST_HOST_DEVICE operator const T*() const { return columns_; }
+  Spread(const Spread&) = delete;
+  Spread& operator=(const Spread&) = delete;
 
  private:
+  using V = Vector<T>;
+  static constexpr int64_t kLanes = lanes<T, V>();
+  static constexpr int64_t kEnd = 2 * kLanes;  // columns of the vectors at an end
+
+  /// Writes the values of every kStep-th column; those of a channel begin at its first column plus `offset`.
+  template <int64_t kStep>
+  PALIMPSEST_HOST_DEVICE static void repeat(Block block, const T* values, int64_t offset, InOrder in_order,
+                                            T* to) {
+    // The last vector of a channel may reach into the next one, which is stored after it.
+    for (int64_t at = 0; at < block.width; at += block.plane, ++values) {
+      const int64_t after = at + block.plane;
+      if (in_order == InOrder::kEnds && at >= kEnd && after <= block.width - kEnd) continue;
+      const V value = broadcast<V>(*values);
+      const int64_t end = (after + offset) / kStep;
+      for (int64_t j = (at + offset) / kStep; j < end; j += kLanes) store(to + j, value);
+    }
+  }
+
   alignas(kLineBytes) T columns_[kMaxColumns + kLanes];
 };
 
@@ -77,40 +103,42 @@ template <class S>
 void strip_apply(Block block, ActivationChoice activation, Saved saved,
                  const ApplyCoefficients<accumulate_t<S>>& of_channels, const ApplyTensors<S>& tensors,
                  Stores stores) {
-  using Column = Spread<accumulate_t<S>>;
   const bool normalizes = saved == Saved::kNormalized;
-  const Column mean(block, of_channels.mean, !kIs16Bit<S>), scale(block, of_channels.scale),
-      shift(block, of_channels.shift), weight(block, of_channels.weight, normalizes),
-      bias(block, of_channels.bias, normalizes);
+  const InOrder in_order = saved == Saved::kOutputBit ? InOrder::kAll : InOrder::kEnds;
+  const Spread<S> mean(block, of_channels.mean, !kIs16Bit<S>, in_order),
+      scale(block, of_channels.scale, true, in_order), shift(block, of_channels.shift, true, in_order),
+      weight(block, of_channels.weight, normalizes, in_order),
+      bias(block, of_channels.bias, normalizes, in_order);
   apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
 }
 
-/// Whether a gradient reads scale or shift (Gradient).
-constexpr bool reads_affine(Saved saved) {
-  return saved == Saved::kInput || saved == Saved::kOutputForm1;
+/// Returns the columns that a gradient reads in their order.
+template <class S>
+PALIMPSEST_HOST_DEVICE InOrder gradient_in_order(Block block, ActivationChoice activation, Saved saved) {
+  return is_straight_gradient<S>(activation, saved, block.width) ? InOrder::kEnds : InOrder::kAll;
 }
 
 template <class S>
 void strip_reduce(Block block, ActivationChoice activation, Saved saved,
                   const BackwardCoefficients<accumulate_t<S>>& of_channels, const GradientTensors<S>& tensors,
                   double* sum_dy, double* sum_dy_t) {
-  using Column = Spread<accumulate_t<S>>;
   const bool affine = reads_affine(saved);
-  const Column center(block, of_channels.center), scale(block, of_channels.scale, affine),
-      shift(block, of_channels.shift, affine);
-  reduce<S, false>(block, activation, saved, {center, scale, shift, nullptr, nullptr, nullptr}, tensors,
-                   sum_dy, sum_dy_t);
+  const InOrder in_order = gradient_in_order<S>(block, activation, saved);
+  const Spread<S> center(block, of_channels.center, true, in_order),
+      scale(block, of_channels.scale, affine, in_order), shift(block, of_channels.shift, affine, in_order);
+  reduce<S, false>(block, activation, saved, {center, scale, shift, {}, {}, {}}, tensors, sum_dy, sum_dy_t);
 }
 
 template <class S>
 void strip_backward(Block block, ActivationChoice activation, Saved saved, bool frozen,
                     const BackwardCoefficients<accumulate_t<S>>& of_channels,
                     const GradientTensors<S>& tensors, const BackwardOutputs<S>& out, Stores stores) {
-  using Column = Spread<accumulate_t<S>>;
   const bool affine = reads_affine(saved);
-  const Column center(block, of_channels.center, !kIs16Bit<S>), scale(block, of_channels.scale, affine),
-      shift(block, of_channels.shift, affine), per_dy(block, of_channels.per_dy),
-      per_t(block, of_channels.per_t), constant(block, of_channels.constant);
+  const InOrder in_order = gradient_in_order<S>(block, activation, saved);
+  const Spread<S> center(block, of_channels.center, !kIs16Bit<S>, in_order),
+      scale(block, of_channels.scale, affine, in_order), shift(block, of_channels.shift, affine, in_order),
+      per_dy(block, of_channels.per_dy, true, in_order), per_t(block, of_channels.per_t, true, in_order),
+      constant(block, of_channels.constant, true, in_order);
   backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
                      tensors, out, stores);
 }

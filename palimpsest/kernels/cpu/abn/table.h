@@ -34,25 +34,25 @@ constexpr Saved backward_kind(Saved saved) {
 /// See kernels/formulas/abn_formulas.h; one value per channel, as the geometry wants it. For S in 16 bits y is
 /// v * scale + shift, whose shift holds the mean (uncentered_shift). For bf16 the lower half of a NaN must be 0
 /// (round_in_turn in simd/storage.h), here and in BackwardCoefficients.
-template <class T>
+template <class T, class Values = const T*>
 struct ApplyCoefficients {
-  const T* mean;
-  const T* scale;
-  const T* shift;
-  const T* weight;
-  const T* bias;
+  Values mean;
+  Values scale;
+  Values shift;
+  Values weight;
+  Values bias;
 };
 
 /// For S in 16 bits shift holds the center, and so does constant unless the statistics are frozen: dx is computed from
 /// t without its center. The sums are of t with it.
-template <class T>
+template <class T, class Values = const T*>
 struct BackwardCoefficients {
-  const T* center;
-  const T* scale;
-  const T* shift;
-  const T* per_dy;
-  const T* per_t;
-  const T* constant;
+  Values center;
+  Values scale;
+  Values shift;
+  Values per_dy;
+  Values per_t;
+  Values constant;
 };
 
 struct ActivationChoice {

@@ -180,22 +180,6 @@ void end_streaming() {
   streaming_fence();
 }
 
-/// Returns the values of a and b in turn, of their first halves or of their second ones.
-template <int64_t kHalf, class W>
-PALIMPSEST_HOST_DEVICE W interleave(W a, W b) {
-  constexpr int64_t kCount = lanes<float, W>();
-  constexpr int kFirst = kHalf * kCount / 2;
-  if constexpr (kCount == 16)
-    return __builtin_shufflevector(a, b, kFirst, kFirst + 16, kFirst + 1, kFirst + 17, kFirst + 2,
-                                   kFirst + 18, kFirst + 3, kFirst + 19, kFirst + 4, kFirst + 20, kFirst + 5,
-                                   kFirst + 21, kFirst + 6, kFirst + 22, kFirst + 7, kFirst + 23);
-  else if constexpr (kCount == 8)
-    return __builtin_shufflevector(a, b, kFirst, kFirst + 8, kFirst + 1, kFirst + 9, kFirst + 2, kFirst + 10,
-                                   kFirst + 3, kFirst + 11);
-  else
-    return __builtin_shufflevector(a, b, kFirst, kFirst + 4, kFirst + 1, kFirst + 5);
-}
-
 /// Transposes kLanes x kLanes values: to[k * kColumns + j] = from[j * stride + k].
 void transpose(const float* from, int64_t stride, float* to) {
   V rows[kLanes];

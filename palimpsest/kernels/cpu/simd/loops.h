@@ -132,9 +132,11 @@ PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& funct
 /// neighbours: they are read before the row is written and write the same values, so that input and output may be the
 /// same memory.
 ///
+/// kFromEven: whole steps in Order::kAlternate begin at even columns.
+///
 /// `read` takes its result by reference: gcc moves a struct of vectors that a function returns 8 bytes at a time. In
 /// bf16 at 14x14 pixels that was a quarter of the sweep.
-template <Order kOrder, class V, class Result, class S, class Read, class Write>
+template <Order kOrder, class V, class Result, bool kFromEven = false, class S, class Read, class Write>
 PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, const Read& read,
                                      const Write& write) {
   constexpr int kVectors = kVectorsPerStep<S, V>;
@@ -161,7 +163,8 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, c
     if (stores == Stores::kStreaming) {
       const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kStep * kSize));
       const int64_t to_boundary = past == 0 ? 0 : kStep - past / kSize;
-      streaming = past % kSize == 0 && to_boundary + kStep <= width;
+      streaming = past % kSize == 0 && to_boundary + kStep <= width &&
+                  !(kFromEven && kOrder == Order::kAlternate && to_boundary % 2 != 0);
       begin_steps_at(streaming ? to_boundary : 0);
     }
 #pragma GCC unroll 1
@@ -260,16 +263,41 @@ __attribute__((noinline)) void clear_columns(int64_t count, T* a, T* b) {
 
 }  // namespace
 
+/// Writes the values of even columns to `even` and those of odd ones to `odd`.
+template <class T>
+PALIMPSEST_HOST_DEVICE void by_parity(int64_t width, const T* values, T* even, T* odd) {
+  using V = Vector<T>;
+  constexpr int64_t kLanes = lanes<T, V>();
+  int64_t j = 0;
+  for (; j + 2 * kLanes <= width; j += 2 * kLanes) {
+    const V a = load<V>(values + j), b = load<V>(values + j + kLanes);
+    store(even + j / 2, every_other<0>(a, b));
+    store(odd + j / 2, every_other<1>(a, b));
+  }
+  for (; j < width; ++j) (j % 2 == 0 ? even : odd)[j / 2] = values[j];
+}
+
+/// Puts the values of `width` columns, steps of two vectors in Order::kAlternate, into the order of the columns.
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE void order_columns(int64_t width, T* values) {
+  constexpr int64_t kLanes = lanes<T, V>();
+  for (int64_t j = 0; j < width; j += 2 * kLanes) {
+    const V even = load<V>(values + j), odd = load<V>(values + j + kLanes);
+    store(values + j, interleave<0>(even, odd));
+    store(values + j + kLanes, interleave<1>(even, odd));
+  }
+}
+
 /// Computes sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(place) returns for column j. Calls
 /// prefetch(i) for offsets that will be read soon.
-template <class S, class V, class Read, class Prefetch>
+template <class S, class V, Order kOrder = Order::kHalves, class Read, class Prefetch>
 PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, accumulate_t<S>* sum_b,
                                         const Read& read, const Prefetch& prefetch) {
   using T = accumulate_t<S>;
   constexpr int64_t kLanes = lanes<T, V>();
   constexpr int kVectors = kVectorsPerStep<S, V>;
-  const int64_t whole = block.width - block.width % kLanes;
-  const int64_t steps = block.width - block.width % (kVectors * kLanes);
+  constexpr int64_t kStep = kVectors * kLanes;
+  const int64_t whole = block.width - block.width % kLanes, steps = block.width - block.width % kStep;
   // The next rows must be on their way. If no other values lie between them, they are prefetched in the order of
   // memory: several rows in turn take up to 1.4 times as long on a Zen 3.
   constexpr int64_t kTogether = kRowsTogether<S>;
@@ -283,17 +311,18 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
     const int64_t at = row * block.stride, next_column = dense ? count : 1;
     const auto add_up = [&]<int kCount>(Constant<kCount>, int64_t j,
                                         int64_t counted) PALIMPSEST_INLINE_LAMBDA {
-      constexpr int64_t kStep = kCount * kLanes;
-      const int64_t next = at + ahead + j * next_column, next_row = dense ? kStep : block.stride;
+      constexpr int64_t kValues = kCount * kLanes;
+      constexpr Order kOf = kCount == 2 ? kOrder : Order::kHalves;
+      const int64_t next = at + ahead + j * next_column, next_row = dense ? kValues : block.stride;
       Pair<V> first{}, second{};
       const auto add = [&](int64_t r) PALIMPSEST_INLINE_LAMBDA {
         const int64_t i = at + r * block.stride + j;
-        prefetch_lines<S>(next + r * next_row, kStep, prefetch);
-        const Pair<V> p = read(Place<Order::kHalves, 0>{i, j});
+        prefetch_lines<S>(next + r * next_row, kValues, prefetch);
+        const Pair<V> p = read(Place<kOf, 0>{i, j});
         first.a += p.a;
         first.b += p.b;
         if constexpr (kCount == 2) {
-          const Pair<V> q = read(Place<Order::kHalves, 1>{i, j});
+          const Pair<V> q = read(Place<kOf, 1>{i, j});
           second.a += q.a;
           second.b += q.b;
         }
@@ -317,12 +346,16 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
       }
     };
     int64_t j = 0;
-    for (; j < steps; j += kVectors * kLanes) add_up(Constant<kVectors>{}, j, 0);
+    for (; j < steps; j += kStep) add_up(Constant<kVectors>{}, j, 0);
     for (; j < block.width; j += kLanes) {
       // The vector that ends a row repeats `counted` lanes of the vector before it.
       const int64_t counted = j < whole ? 0 : j + kLanes - block.width;
       add_up(Constant<1>{}, j - counted, counted);
     }
+  }
+  if constexpr (kOrder == Order::kAlternate && kVectors == 2) {
+    order_columns<V>(steps, sum_a);
+    order_columns<V>(steps, sum_b);
   }
 }
 

@@ -191,6 +191,37 @@ PALIMPSEST_HOST_DEVICE V times_unless_above_zero(V v, V a, T factor) {
   return if_above_zero<T>(v, a, V(a * factor));
 }
 
+/// Returns the values of a and b in turn, of their first halves or of their second ones (kHalf).
+template <int64_t kHalf, class V>
+PALIMPSEST_HOST_DEVICE V interleave(V a, V b) {
+  constexpr int64_t kCount = lanes<float, V>();
+  constexpr int kFirst = kHalf * kCount / 2;
+  if constexpr (kCount == 16)
+    return __builtin_shufflevector(a, b, kFirst, kFirst + 16, kFirst + 1, kFirst + 17, kFirst + 2,
+                                   kFirst + 18, kFirst + 3, kFirst + 19, kFirst + 4, kFirst + 20, kFirst + 5,
+                                   kFirst + 21, kFirst + 6, kFirst + 22, kFirst + 7, kFirst + 23);
+  else if constexpr (kCount == 8)
+    return __builtin_shufflevector(a, b, kFirst, kFirst + 8, kFirst + 1, kFirst + 9, kFirst + 2, kFirst + 10,
+                                   kFirst + 3, kFirst + 11);
+  else
+    return __builtin_shufflevector(a, b, kFirst, kFirst + 4, kFirst + 1, kFirst + 5);
+}
+
+/// Returns every other value of a and then of b, from the first or from the second on (kParity): of interleave<0>(v, w)
+/// and interleave<1>(v, w), v or w.
+template <int kParity, class V>
+PALIMPSEST_HOST_DEVICE V every_other(V a, V b) {
+  constexpr int64_t kCount = lanes<float, V>();
+  constexpr int k = kParity;
+  if constexpr (kCount == 16)
+    return __builtin_shufflevector(a, b, k, k + 2, k + 4, k + 6, k + 8, k + 10, k + 12, k + 14, k + 16,
+                                   k + 18, k + 20, k + 22, k + 24, k + 26, k + 28, k + 30);
+  else if constexpr (kCount == 8)
+    return __builtin_shufflevector(a, b, k, k + 2, k + 4, k + 6, k + 8, k + 10, k + 12, k + 14);
+  else
+    return __builtin_shufflevector(a, b, k, k + 2, k + 4, k + 6);
+}
+
 /// Returns the square root, correctly rounded.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V square_root(V v) {
