@@ -1,11 +1,12 @@
 // Claim:    one BN + leaky ReLU layer, forward + backward, takes a fraction of the time of libtorch's two layers of the
 //           same dtype, and in 16 bits at most three quarters of the time that ours takes in f32. With frozen
 //           statistics it takes no more time than libtorch's. Non-invertible channels, whose weight is 0 and whose
-//           x-hat is saved beside the output, add little.
+//           x-hat is saved beside the output, add little. A tensor that no cache holds takes little more than what is
+//           read and written.
 // Opponent: libtorch's batch_norm + leaky_relu, in place or not, whichever is faster; our layer in f32; our layer
-//           without non-invertible channels.
-// Limit:    by instruction set: limits(). Other sets than those have no limit. The rows with frozen statistics and with
-//           non-invertible channels have one limit for all sets.
+//           without non-invertible channels; passes over the same memory without arithmetic.
+// Limit:    by instruction set: limits(). Other sets than those have no limit. The rows with frozen statistics, with
+//           non-invertible channels and against passes over memory have one limit for all sets.
 //           libtorch takes the best set of the processor. To compare AVX2 with AVX2 on a processor that has AVX-512:
 //           PALIMPSEST_ISA=x86-64-v3 ATEN_CPU_CAPABILITY=avx2.
 //
@@ -15,6 +16,7 @@
 // leaf, so that ours may. The layer is the only owner of the incoming gradient, as it is before a convolution
 // (owned_gradient.h), and may overwrite it. Gradients of x, weight and bias are computed. Before the timing, ours is
 // compared with libtorch in f64 on the same values.
+#include "benchmarks/memory_passes.h"
 #include "benchmarks/owned_gradient.h"
 #include "benchmarks/support.h"
 
@@ -22,6 +24,7 @@
 
 #include <torch/torch.h>
 
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -35,6 +38,10 @@ constexpr double kWithFrozenStatistics = 1.00;  // of libtorch's time
 // One channel in so many of the rows with non-invertible channels, and what they may cost.
 constexpr int64_t kEvery = 50;
 constexpr double kWithNonInvertible = 1.15;
+// Of the time of passes over tensors of at least so many bytes. In NCHW and 16 bits the row is a control: there the
+// arithmetic takes about as long as memory.
+constexpr double kOverPasses = 1.20;
+constexpr std::size_t kNoCacheHolds = std::size_t{48} << 20;
 
 /// The limits with the instruction set of our kernels, as shares of the opponent's time.
 struct Limits {
@@ -160,6 +167,21 @@ std::string name_of(const std::vector<int64_t>& shape, at::MemoryFormat format, 
                                            : " f16");
 }
 
+/// What ours reads and writes. In NCHW a channel waits in a cache between two sweeps: forward reads x and writes z,
+/// backward reads z and dz and writes dx. In channels-last the sums read x, and z and dz, before.
+Side passes(const Values& v, bool nchw) {
+  return [&v, nchw] {
+    const at::Tensor x = v.x.detach() + 0, dz = v.dz.clone();
+    const double seconds = seconds_of([&] {
+      if (!nchw) read_pass(x);
+      update_pass(x);
+      if (!nchw) read_pass(x, dz);
+      update_pass(x, dz);
+    });
+    return seconds * 1e3;
+  };
+}
+
 /// Ours and both forms of libtorch's layers.
 std::vector<Side> sides_of(const Values& v) {
   return {side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)};
@@ -178,7 +200,8 @@ Row row_against_libtorch(std::string claim, const std::vector<Spread>& times, do
   return row;
 }
 
-/// Adds the rows of one case: against libtorch and, in 16 bits, against ours in f32, all in one interleaved run.
+/// Adds the rows of one case, all in one interleaved run: against libtorch; in 16 bits against ours in f32; of large
+/// tensors against passes over memory.
 void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype,
              int repeats) {
   const bool nchw = format == at::MemoryFormat::Contiguous, is_f32 = dtype == at::kFloat;
@@ -189,17 +212,24 @@ void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat
   verify(v);
   std::vector<Side> sides = sides_of(v);
   if (in_f32) sides.push_back(side(*in_f32, in_place_abn));
+  const bool is_large = v.x.nbytes() >= kNoCacheHolds;
+  if (is_large) sides.push_back(passes(v, nchw));
   const auto times = interleave(sides, repeats);
   Row row = row_against_libtorch(name_of(shape, format, dtype), times,
                                  !is_f32 ? limit.in_16_bits
                                  : nchw  ? limit.f32_nchw
                                          : limit.f32_channels_last);
   report.add(row);
-  if (is_f32) return;
-  row.opponent_name = "ours in f32";
-  row.opponent = times[3];
-  row.limit = limit.of_own_f32;
-  report.add(row);
+  const auto add_against = [&](std::string opponent, const Spread& time, double most) {
+    row.opponent_name = std::move(opponent);
+    row.opponent = time;
+    row.limit = most;
+    report.add(row);
+  };
+  if (in_f32) add_against("ours in f32", times[3], limit.of_own_f32);
+  if (is_large)
+    add_against(nchw ? "5 passes over memory" : "8 passes over memory", times.back(),
+                nchw && !is_f32 ? std::numeric_limits<double>::infinity() : kOverPasses);
 }
 
 /// Adds the row of a layer with frozen statistics.

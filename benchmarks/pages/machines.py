@@ -16,8 +16,9 @@ and the same instruction set: libtorch's is set to ours (ATEN_CPU_CAPABILITY, an
 `benchmarks/pages/pages machines` writes this page. [claims.md](claims.md) names the rows that are beyond their limits.
 
 A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least and
-the largest ratio of its shapes. "Over f32" is its time over our own in f32. The layer with frozen statistics is of one
-shape, in all dtypes and layouts. Max pooling is of several windows, in both layouts (`bench_max_pool_time`). A step is one
+the largest ratio of its shapes. "Over f32" is its time over our own in f32. "Over memory" is its time, in all dtypes, over
+that of passes without arithmetic over the same memory, for tensors that no cache holds: 5 in NCHW, 8 in channels-last. The
+layer with frozen statistics is of one shape, in all dtypes and layouts. Max pooling is of several windows, in both layouts (`bench_max_pool_time`). A step is one
 of training in f32. That of DenseNet-121 has the form `fused`, and libtorch's layers as opponent (`bench_densenet_time`); the
 others have normalizations in place, against `standard` (`bench_model_step`).
 
@@ -28,12 +29,14 @@ others have normalizations in place, against `standard` (`bench_model_step`).
 
 
 def column(benchmark, row):
-    """The column of a row; None for an opponent that is neither libtorch nor ours in f32."""
+    """The column of a row; None for an opponent that is neither libtorch nor ours in f32 nor memory."""
     claim, opponent = row["claim"], row["opponent_name"]
     if benchmark == "layer_time":
         if claim.endswith(", frozen statistics"):
             return "layer, frozen statistics"
         layout, dtype = re.fullmatch(r"\[.*\] (NCHW|channels-last) ?(.*)", claim).groups()
+        if opponent.endswith("passes over memory"):
+            return f"layer {layout} over memory"
         if opponent == "ours in f32":
             return f"layer {dtype} {layout} over f32"
         return f"layer {dtype or 'f32'} {layout}" if opponent.startswith("batch_norm") else None

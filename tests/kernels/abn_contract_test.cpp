@@ -83,7 +83,7 @@ TEST(AbnContract, AResultTooLargeForTheCachesGivesTheSameBytes) {
                                              .saved = aligned ? Saved::kPreActivation : Saved::kOutput,
                                              .misaligned_by = misaligned_by});
     }
-  // Long rows of an odd number of values: only every other one of columns and of strips is streamed in bf16.
+  // Rows of columns and of strips that begin an odd number of values apart: every other one is streamed in bf16.
   for (const int64_t misaligned_by : {0, 3}) {
     expect_in_place_is_the_same<BFloat16>(
         {.shape = {1, 1001, 9001}, .layout = Layout::kChannelsLast, .misaligned_by = misaligned_by});

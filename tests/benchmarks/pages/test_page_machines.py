@@ -45,16 +45,20 @@ def test_machines_stand_side_by_side_and_say_what_was_not_measured(results):
             "  - `bench_max_pool_time`: commit abc, --repeats 3\n") in (results / PAGE).read_text()
 
 
-def test_the_time_over_our_f32_and_frozen_statistics_have_columns_of_their_own_and_other_opponents_have_none(results):
+def test_our_f32_memory_and_frozen_statistics_have_columns_of_their_own_and_other_opponents_have_none(results):
     remove_machines(results)
     machine(results, "one", layer_time=[("[2, 3, 4, 5] NCHW bf16", "batch_norm + leaky_relu", 0.2),
                                         ("[2, 3, 4, 5] NCHW bf16", "ours in f32", 0.81),
+                                        ("[2, 3, 4, 5] NCHW bf16", "5 passes over memory", 1.04),
+                                        ("[2, 3, 4, 5] NCHW", "5 passes over memory", 1.16),
+                                        ("[2, 3, 4, 5] channels-last", "8 passes over memory", 0.92),
                                         ("[2, 3, 4, 5] NCHW bf16, frozen statistics", "batch_norm + leaky_relu", 0.61),
                                         ("[2, 3, 4, 5] NCHW, frozen statistics", "batch_norm + leaky_relu_", 0.72),
                                         ("[2, 3, 4, 5] NCHW bf16", "another", 9.9)])
     assert pages("machines", "--results", results) == (0, "")
     found = cells(results, "| Some")
     assert found["layer bf16 NCHW"] == "0.20" and found["layer bf16 NCHW over f32"] == "0.81"
+    assert found["layer NCHW over memory"] == "1.04-1.16" and found["layer channels-last over memory"] == "0.92"
     assert found["layer, frozen statistics"] == "0.61-0.72" and "layer f32 NCHW" not in found
     assert "9.9" not in found.values()
 

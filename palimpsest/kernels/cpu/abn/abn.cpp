@@ -70,8 +70,8 @@ class Call {
       const Piece piece = partition_.piece(panel, 0);
       return Channels{piece.first_channel, piece.first_channel + piece.channels};
     };
-    const auto sweep_second = [&](int64_t panel, int64_t segment) {
-      second(partition_.piece(panel, segment));
+    const auto sweep_second = [&](int64_t panel, int64_t segment, bool before_next_channel) {
+      second(for_second_sweep(partition_.piece(panel, segment), before_next_channel));
     };
     const bool many = partition_.geometry() != Geometry::kColumns && panels >= 2 * max_threads();
     if (segments == 1 || many) {
@@ -79,14 +79,16 @@ class Call {
         before(channels(panel));
         for (int64_t segment = 0; segment < segments; ++segment) sweep_first(panel, segment);
         between(channels(panel));
-        for (int64_t segment = segments - 1; segment >= 0; --segment) sweep_second(panel, segment);
+        for (int64_t segment = segments - 1; segment >= 0; --segment)
+          sweep_second(panel, segment, /*before_next_channel=*/segment == 0);
       });
     } else {
       const int64_t pieces = panels * segments;
       for_channels(before);
       run(pieces, [&](int64_t i) { sweep_first(i % panels, i / panels); });
       for_channels(between);  // there may be one panel, and this is a tenth of the time
-      run_backwards(pieces, [&](int64_t i) { sweep_second(i % panels, i / panels); });
+      run_backwards(pieces,
+                    [&](int64_t i) { sweep_second(i % panels, i / panels, /*before_next_channel=*/false); });
     }
   }
 
@@ -111,13 +113,22 @@ class Call {
     return piece;
   }
 
+  /// The piece for a sweep that writes. Over planes it prefetches those of the next channel, if the thread reads them
+  /// next: memory would be idle while a plane comes from a cache, and wait at each of its rows otherwise.
+  /// (32, 512, 28, 28) in bf16, forward and backward: 3.7 -> 2.8 ms.
+  Piece for_second_sweep(Piece piece, bool before_next_channel = true) const {
+    if (partition_.geometry() == Geometry::kPlane)
+      piece.block.next = before_next_channel ? problem_.shape.s : 0;
+    return piece;
+  }
+
   /// The sweep of a call that follows one over the same tensor. It takes columns from the end, where the caches hold
   /// what that call read. It takes planes from the beginning: the next line, which the processor prefetches, is then
   /// the next plane's. From the end (32, 1024, 14, 14) in bf16 takes 3.7 ms, not 1.6.
   template <class Sweep>
   void second_sweep(const Sweep& sweep) {
     if (partition_.geometry() != Geometry::kColumns)
-      return one_sweep([&](const Piece& piece, int64_t) { sweep(piece); });
+      return one_sweep([&](const Piece& piece, int64_t) { sweep(for_second_sweep(piece)); });
     const int64_t panels = partition_.panels();
     run_backwards(panels * partition_.segments(),
                   [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels)); });
@@ -500,7 +511,8 @@ void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward) 
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     call.for_channels([&](abn::Channels channels) { call.set_recompute(channels, forward); });
-    call.one_sweep([&](const abn::Piece& piece, int64_t) { call.recompute(piece, forward); });
+    call.one_sweep(
+        [&](const abn::Piece& piece, int64_t) { call.recompute(call.for_second_sweep(piece), forward); });
   });
 }
 
@@ -544,7 +556,7 @@ void abn_backward(const AbnProblem& problem, const AbnBackward& backward) {
       });
       call.one_sweep([&](const abn::Piece& piece, int64_t segment) {
         reduce(call.for_first_sweep(piece), segment);
-        call.backward(piece, backward);
+        call.backward(call.for_second_sweep(piece), backward);
       });
       return call.for_channels([&](abn::Channels channels) { call.channel_sums(channels, backward); });
     }

@@ -27,15 +27,14 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   using T = accumulate_t<S>;
   const Affine<S, V, kPlane> affine(coefficients.mean, coefficients.scale, coefficients.shift);
   const PerChannel<T, V, kPlane> weight(coefficients.weight), bias(coefficients.bias);
-  // A plane is in cache when this sweep begins, and the processor prefetches its next rows by itself.
-  const int64_t ahead = values_ahead<S>(block);
+  const int64_t ahead = kPlane ? block.next : values_ahead<S>(block);
   // Copies: no store of the sweep can change them.
   const ApplyTensors<S> t = tensors;
   const Act activation = act;
   map_rows<kAnyOrder<S>, V, Applied<V>, /*kFromEven=*/!kPlane>(
       block, t.z, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, Applied<V>& out) PALIMPSEST_INLINE_LAMBDA {
-        if constexpr (!kPlane && kPart == 0) fetch_ahead(t.x + place.offset + ahead);
+        if constexpr (kPart == 0) fetch_ahead(t.x + place.offset + ahead);
         V y = affine.at(load_at<V>(t.x, place), place);
         // z comes from the rounded value, so that it can be recomputed bit for bit.
         if (saves_aside(saved)) y = out.saved_value = as_stored<S>(y);

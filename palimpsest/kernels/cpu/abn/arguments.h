@@ -9,11 +9,11 @@
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 namespace {
 
-/// An argument of the columns of a block.
+/// From where a sweep reads an argument of the columns of a block.
 template <class T>
 struct ColumnValues {
   const T* values = nullptr;
-  const T* by_parity = nullptr;  ///< for steps in Order::kAlternate, as ColumnArgument has it; else not read
+  const T* by_parity = nullptr;  ///< for steps in Order::kAlternate: see ColumnArgument
 };
 
 template <class T, bool kPlane>
@@ -28,13 +28,13 @@ struct ArgumentOf<T, false> {
 template <class S, bool kPlane>
 using Argument = typename ArgumentOf<accumulate_t<S>, kPlane>::type;
 
-/// Where in ColumnValues::by_parity the odd columns begin, a line behind the last even one: at 4 KiB they would fall on
-/// the same set of a cache.
+/// Where in ColumnValues::by_parity the odd columns begin: a line behind the last even one of kMaxColumns, because at
+/// 4 KiB they would fall on the same sets of a cache.
 template <class T>
 constexpr int64_t kOddColumns = kMaxColumns / 2 + kLineBytes / static_cast<int64_t>(sizeof(T));
 
-/// An argument of columns, arranged as sweeps over S read it: in Order::kAlternate a step reads those of its even columns
-/// in one vector, and those of its odd columns in another. Nothing is arranged unless the sweep reads it.
+/// An argument of columns, and a copy of it that is arranged by parity if sweeps over S are in Order::kAlternate: such
+/// a step reads the values of its even columns in one vector and those of its odd columns in another.
 template <class S>
 class ColumnArgument {
   using T = accumulate_t<S>;
@@ -58,11 +58,11 @@ class ColumnArgument {
 
  private:
   const T* values_;
-  // A vector may be stored across the end of the even columns, and of the odd ones.
+  // Spread stores vectors across the end of the even columns, and of the odd ones.
   alignas(kLineBytes) T by_parity_[kArranges ? 2 * kOddColumns<T> : 1];
 };
 
-/// An argument in vectors.
+/// An argument in vectors: one value for a whole plane, else one value per column.
 template <class T, class V, bool kPlane>
 class PerChannel {
  public:

@@ -119,7 +119,8 @@ class Gradient {
   Affine<S, V, kPlane> affine_;
 };
 
-/// Returns whether gradients of rows of `width` values are compiled for StraightActivation and for `saved`.
+/// Returns whether gradients of rows of `width` values are compiled for StraightActivation and for `saved`. If so,
+/// their order is kAnyOrder, on which strips rely (gradient_in_order).
 template <class S>
 PALIMPSEST_HOST_DEVICE bool is_straight_gradient(ActivationChoice choice, Saved saved, int64_t width) {
   return is_straight<S>(choice, width) && saved != Saved::kOutputForm1;
@@ -217,7 +218,7 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
   constexpr bool kCentered = !kIs16Bit<S>;
   const PerChannel<T, V, kPlane> per_dy(coefficients.per_dy), per_t(coefficients.per_t),
       constant(coefficients.constant);
-  const int64_t ahead = values_ahead<S>(block);
+  const int64_t ahead = kPlane ? block.next : values_ahead<S>(block);
   // Each short row of dx is a cache miss, for which stores wait: 7x7, 2.9 -> 2.5 ms. A sweep that has no use for that
   // prefetch asks for the line that it is at, which costs less than a test.
   const S* const soon_written =
@@ -227,7 +228,7 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
       block, out.dx, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, InputGradient<V>& result)
           PALIMPSEST_INLINE_LAMBDA {
-            if constexpr (!kPlane && kPart == 0) gradient.prefetch(place.offset + ahead);
+            if constexpr (kPart == 0) gradient.prefetch(place.offset + ahead);
             if constexpr (kPlane && kPart == 0) __builtin_prefetch(soon_written + place.offset, 1);
             // With frozen statistics t has no effect; it may be infinite. Both cases use one formula: the
             // compiler would round two formulas differently in the copies that it makes of this loop.

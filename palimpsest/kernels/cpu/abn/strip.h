@@ -17,10 +17,10 @@ PALIMPSEST_HOST_DEVICE void fill(T* columns, int64_t count, T value) {
   for (int64_t j = 0; j < count; ++j) columns[j] = value;
 }
 
-/// Which of its columns a sweep reads in their order, beside those that it reads by parity (ColumnArgument).
+/// Which columns' arguments a sweep reads in their order, beside those that it reads by parity (ColumnArgument).
 enum class InOrder {
   kAll,
-  kEnds,  ///< those of the vectors in which a row begins and ends (map_rows, sum_columns)
+  kEnds,  ///< those of the first and of the last two vectors of a row (map_rows, sum_columns)
 };
 
 /// A per-channel argument of a strip, repeated for each of its columns if the sweep reads it.
@@ -33,10 +33,10 @@ class Spread : public ColumnArgument<S> {
   PALIMPSEST_HOST_DEVICE Spread(Block block, const T* values, bool is_read, InOrder in_order)
       : Base(columns_) {
     if (!is_read) return;
-    repeat<1>(block, values, 0, Base::kArranges ? in_order : InOrder::kAll, columns_);
+    repeat<1, 0>(block, values, Base::kArranges ? in_order : InOrder::kAll, columns_);
     if constexpr (Base::kArranges) {
-      repeat<2>(block, values, 1, InOrder::kAll, Base::even());
-      repeat<2>(block, values, 0, InOrder::kAll, Base::odd());
+      repeat<2, 0>(block, values, InOrder::kAll, Base::even());
+      repeat<2, 1>(block, values, InOrder::kAll, Base::odd());
     }
   }
   Spread(const Spread&) = delete;
@@ -47,17 +47,16 @@ class Spread : public ColumnArgument<S> {
   static constexpr int64_t kLanes = lanes<T, V>();
   static constexpr int64_t kEnd = 2 * kLanes;  // columns of the vectors at an end
 
-  /// Writes the values of every kStep-th column; those of a channel begin at its first column plus `offset`.
-  template <int64_t kStep>
-  PALIMPSEST_HOST_DEVICE static void repeat(Block block, const T* values, int64_t offset, InOrder in_order,
-                                            T* to) {
+  /// to[k] = the value of column kFirst + kStep * k.
+  template <int64_t kStep, int64_t kFirst>
+  PALIMPSEST_HOST_DEVICE static void repeat(Block block, const T* values, InOrder in_order, T* to) {
+    const auto begin_of = [](int64_t column) { return (column + kStep - 1 - kFirst) / kStep; };
     // The last vector of a channel may reach into the next one, which is stored after it.
     for (int64_t at = 0; at < block.width; at += block.plane, ++values) {
       const int64_t after = at + block.plane;
       if (in_order == InOrder::kEnds && at >= kEnd && after <= block.width - kEnd) continue;
       const V value = broadcast<V>(*values);
-      const int64_t end = (after + offset) / kStep;
-      for (int64_t j = (at + offset) / kStep; j < end; j += kLanes) store(to + j, value);
+      for (int64_t k = begin_of(at); k < begin_of(after); k += kLanes) store(to + k, value);
     }
   }
 
@@ -112,7 +111,7 @@ void strip_apply(Block block, ActivationChoice activation, Saved saved,
   apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
 }
 
-/// Returns the columns that a gradient reads in their order.
+/// Returns the columns whose arguments a gradient may read in their order.
 template <class S>
 PALIMPSEST_HOST_DEVICE InOrder gradient_in_order(Block block, ActivationChoice activation, Saved saved) {
   return is_straight_gradient<S>(activation, saved, block.width) ? InOrder::kEnds : InOrder::kAll;

@@ -31,7 +31,8 @@ constexpr Saved backward_kind(Saved saved) {
   return saved == Saved::kNormalized ? Saved::kInput : saved;
 }
 
-/// See kernels/formulas/abn_formulas.h; one value per channel, as the geometry wants it. For S in 16 bits y is
+/// See kernels/formulas/abn_formulas.h; one value per channel, as the geometry wants it. Values: sweeps over columns
+/// hold them as abn/arguments.h has it. For S in 16 bits y is
 /// v * scale + shift, whose shift holds the mean (uncentered_shift). For bf16 the lower half of a NaN must be 0
 /// (round_in_turn in simd/storage.h), here and in BackwardCoefficients.
 template <class T, class Values = const T*>

@@ -132,7 +132,9 @@ PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& funct
 /// neighbours: they are read before the row is written and write the same values, so that input and output may be the
 /// same memory.
 ///
-/// kFromEven: whole steps in Order::kAlternate begin at even columns.
+/// The vectors written alone, in Order::kHalves, lie in the first or the last two vectors of a row.
+/// kFromEven: whole steps in Order::kAlternate begin at even columns, and a row that has none on a boundary is not
+/// streamed.
 ///
 /// `read` takes its result by reference: gcc moves a struct of vectors that a function returns 8 bytes at a time. In
 /// bf16 at 14x14 pixels that was a quarter of the sweep.
@@ -277,7 +279,8 @@ PALIMPSEST_HOST_DEVICE void by_parity(int64_t width, const T* values, T* even, T
   for (; j < width; ++j) (j % 2 == 0 ? even : odd)[j / 2] = values[j];
 }
 
-/// Puts the values of `width` columns, steps of two vectors in Order::kAlternate, into the order of the columns.
+/// Puts values that lie in steps of two vectors in Order::kAlternate into the order of the columns. `width` is a whole
+/// number of steps.
 template <class V, class T>
 PALIMPSEST_HOST_DEVICE void order_columns(int64_t width, T* values) {
   constexpr int64_t kLanes = lanes<T, V>();
@@ -288,8 +291,9 @@ PALIMPSEST_HOST_DEVICE void order_columns(int64_t width, T* values) {
   }
 }
 
-/// Computes sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(place) returns for column j. Calls
-/// prefetch(i) for offsets that will be read soon.
+/// Computes sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(place) returns for column j. Whole steps
+/// are read in kOrder, the last two vectors of a row perhaps in Order::kHalves. Calls prefetch(i) for offsets that will
+/// be read soon.
 template <class S, class V, Order kOrder = Order::kHalves, class Read, class Prefetch>
 PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, accumulate_t<S>* sum_b,
                                         const Read& read, const Prefetch& prefetch) {
@@ -312,17 +316,17 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
     const auto add_up = [&]<int kCount>(Constant<kCount>, int64_t j,
                                         int64_t counted) PALIMPSEST_INLINE_LAMBDA {
       constexpr int64_t kValues = kCount * kLanes;
-      constexpr Order kOf = kCount == 2 ? kOrder : Order::kHalves;
+      constexpr Order kReadIn = kCount == 2 ? kOrder : Order::kHalves;
       const int64_t next = at + ahead + j * next_column, next_row = dense ? kValues : block.stride;
       Pair<V> first{}, second{};
       const auto add = [&](int64_t r) PALIMPSEST_INLINE_LAMBDA {
         const int64_t i = at + r * block.stride + j;
         prefetch_lines<S>(next + r * next_row, kValues, prefetch);
-        const Pair<V> p = read(Place<kOf, 0>{i, j});
+        const Pair<V> p = read(Place<kReadIn, 0>{i, j});
         first.a += p.a;
         first.b += p.b;
         if constexpr (kCount == 2) {
-          const Pair<V> q = read(Place<kOf, 1>{i, j});
+          const Pair<V> q = read(Place<kReadIn, 1>{i, j});
           second.a += q.a;
           second.b += q.b;
         }
@@ -348,7 +352,8 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
     int64_t j = 0;
     for (; j < steps; j += kStep) add_up(Constant<kVectors>{}, j, 0);
     for (; j < block.width; j += kLanes) {
-      // The vector that ends a row repeats `counted` lanes of the vector before it.
+      // The vector that ends a row repeats `counted` lanes of the vector before it: it adds 0 to sums there, which may
+      // be those of other columns (Order::kAlternate).
       const int64_t counted = j < whole ? 0 : j + kLanes - block.width;
       add_up(Constant<1>{}, j - counted, counted);
     }

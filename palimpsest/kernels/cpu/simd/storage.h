@@ -200,8 +200,8 @@ PALIMPSEST_HOST_DEVICE void store_as(S* to, V v, bool streaming) {
 template <class S, class V>
 constexpr int kVectorsPerStep = kIs16Bit<S> && sizeof(V) == PALIMPSEST_VECTOR_BYTES ? 2 : 1;
 
-/// How the values of a step lie in its two vectors. Any order does where it meets no other one: in work on each value
-/// alone, in sums of all values, and with arguments and sums per column in that order (abn/arguments.h, sum_columns).
+/// How the values of a step lie in its two vectors. Any order does where all vectors of a step have it, as arguments
+/// and sums per column may (abn/arguments.h, sum_columns), and in work on each value alone and sums of all values.
 enum class Order {
   kHalves,     ///< the first half of the values, then the second
   kAlternate,  ///< for bf16: the first, third, ... value, then the second, fourth, ...: loads need no shuffle

@@ -191,8 +191,8 @@ PALIMPSEST_HOST_DEVICE V times_unless_above_zero(V v, V a, T factor) {
   return if_above_zero<T>(v, a, V(a * factor));
 }
 
-/// Returns the values of a and b in turn, of their first halves or of their second ones (kHalf).
-template <int64_t kHalf, class V>
+/// Returns the values of two vectors of float in turn, of their first halves or of their second ones (kHalf).
+template <int kHalf, class V>
 PALIMPSEST_HOST_DEVICE V interleave(V a, V b) {
   constexpr int64_t kCount = lanes<float, V>();
   constexpr int kFirst = kHalf * kCount / 2;
@@ -207,8 +207,7 @@ PALIMPSEST_HOST_DEVICE V interleave(V a, V b) {
     return __builtin_shufflevector(a, b, kFirst, kFirst + 4, kFirst + 1, kFirst + 5);
 }
 
-/// Returns every other value of a and then of b, from the first or from the second on (kParity): of interleave<0>(v, w)
-/// and interleave<1>(v, w), v or w.
+/// The inverse: returns v or w (kParity) from a = interleave<0>(v, w) and b = interleave<1>(v, w).
 template <int kParity, class V>
 PALIMPSEST_HOST_DEVICE V every_other(V a, V b) {
   constexpr int64_t kCount = lanes<float, V>();
