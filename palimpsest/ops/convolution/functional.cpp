@@ -159,7 +159,7 @@ at::Tensor sum_of_channels(const at::Tensor& dout) {
   kernels::cpu::abn_statistics({.shape = shape, .layout = *layout, .dtype = dtype_of(dout.scalar_type())},
                                dout.const_data_ptr(), mean.data(), var.data());
   for (double& value : mean) value *= static_cast<double>(shape.per_channel());
-  return at::tensor(mean, dout.options());
+  return at::tensor(mean, dout.options().dtype(at::kDouble)).to(dout.scalar_type());
 }
 
 Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,

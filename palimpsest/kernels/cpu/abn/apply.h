@@ -34,7 +34,10 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   map_rows<kAnyOrder<S>, V, Applied<V>, /*kFromEven=*/!kPlane>(
       block, t.z, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, Applied<V>& out) PALIMPSEST_INLINE_LAMBDA {
-        if constexpr (kPart == 0) fetch_ahead(t.x + place.offset + ahead);
+        if constexpr (kPart == 0) {
+          fetch_ahead(t.x + place.offset + ahead);
+          if (has_residual) fetch_ahead(t.residual.values + place.offset + ahead);
+        }
         V y = affine.at(load_at<V>(t.x, place), place);
         // z comes from the rounded value, so that it can be recomputed bit for bit.
         if (saves_aside(saved)) y = out.saved_value = as_stored<S>(y);
