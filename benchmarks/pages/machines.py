@@ -15,12 +15,13 @@ and the same instruction set: libtorch's is set to ours (ATEN_CPU_CAPABILITY, an
 `make bench THREADS=1,2 ISA=x86-64-v3,x86-64-v4` measures a machine and writes `machines/NAME.json`;
 `benchmarks/pages/pages machines` writes this page. [claims.md](claims.md) names the rows that are beyond their limits.
 
-A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least and
-the largest ratio of its shapes. "Over f32" is its time over our own in f32. "Over memory" is its time, in all dtypes, over
-that of passes without arithmetic over the same memory, for tensors that no cache holds: 5 in NCHW, 8 in channels-last. The
-layer with frozen statistics is of one shape, in all dtypes and layouts. Max pooling is of several windows, in both layouts (`bench_max_pool_time`). A step is one
-of training in f32. That of DenseNet-121 has the form `fused`, and libtorch's layers as opponent (`bench_densenet_time`); the
-others have normalizations in place, against `standard` (`bench_model_step`).
+A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least
+and the largest ratio of its shapes. "Over f32" is its time over our own in f32. "Over memory" is its time, in all
+dtypes, over that of bare passes over the same memory, for tensors larger than most caches: 5 in NCHW, 8 in
+channels-last. The layer with frozen statistics is of one shape, in all dtypes and layouts. Max pooling is of several
+windows, in both layouts (`bench_max_pool_time`). A step is one of training in f32. That of DenseNet-121 has the form
+`fused`, and libtorch's layers as opponent (`bench_densenet_time`); the others have normalizations in place, against
+`standard` (`bench_model_step`).
 
 {ratios}
 

@@ -27,7 +27,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   using T = accumulate_t<S>;
   const Affine<S, V, kPlane> affine(coefficients.mean, coefficients.scale, coefficients.shift);
   const PerChannel<T, V, kPlane> weight(coefficients.weight), bias(coefficients.bias);
-  const int64_t ahead = kPlane ? block.next : values_ahead<S>(block);
+  const int64_t ahead = kPlane ? block.next : values_ahead<S>(block);  // 0 costs less than a test
   // Copies: no store of the sweep can change them.
   const ApplyTensors<S> t = tensors;
   const Act activation = act;

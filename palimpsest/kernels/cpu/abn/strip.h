@@ -20,7 +20,7 @@ PALIMPSEST_HOST_DEVICE void fill(T* columns, int64_t count, T value) {
 /// Which columns' arguments a sweep reads in their order, beside those that it reads by parity (ColumnArgument).
 enum class InOrder {
   kAll,
-  kEnds,  ///< those of the first and of the last two vectors of a row (map_rows, sum_columns)
+  kEnds,  ///< those of the first two and of the last two vectors of a row (map_rows, sum_columns)
 };
 
 /// A per-channel argument of a strip, repeated for each of its columns if the sweep reads it.

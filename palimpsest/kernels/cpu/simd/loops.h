@@ -112,7 +112,8 @@ PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, int64_t most, const Fu
     for (int64_t piece = 0; piece < pieces; ++piece) {
       // Equal pieces, so that none is shorter than a vector.
       const int64_t begin = block.width * piece / pieces, end = block.width * (piece + 1) / pieces;
-      function(Block{smaller(rows, block.rows - row), block.stride, end - begin}, row * block.stride + begin);
+      function(Block{smaller(rows, block.rows - row), block.stride, end - begin, block.plane, block.next},
+               row * block.stride + begin);
     }
   }
 }
@@ -132,8 +133,8 @@ PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& funct
 /// neighbours: they are read before the row is written and write the same values, so that input and output may be the
 /// same memory.
 ///
-/// The vectors written alone, in Order::kHalves, lie in the first or the last two vectors of a row.
-/// kFromEven: whole steps in Order::kAlternate begin at even columns, and a row that has none on a boundary is not
+/// The vectors written alone, in Order::kHalves, lie in the first two or the last two vectors of a row.
+/// kFromEven: whole steps in Order::kAlternate begin at even columns; a row whose boundaries lie at odd ones is not
 /// streamed.
 ///
 /// `read` takes its result by reference: gcc moves a struct of vectors that a function returns 8 bytes at a time. In
