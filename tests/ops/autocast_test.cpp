@@ -109,11 +109,14 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-/// Output, then the gradients of x, weight and bias.
-Tensors run(const Product& product, const Tensors& operands, const at::Tensor& dout) {
+/// Output, then the gradients of x, weight and bias; not of the weight if it is frozen.
+Tensors run(const Product& product, const Tensors& operands, const at::Tensor& dout,
+            bool frozen_weight = false) {
   Tensors leaves;
   for (const auto& t : operands) leaves.push_back(t.detach().clone().set_requires_grad(true));
+  if (frozen_weight) leaves[1].set_requires_grad(false);
   const at::Tensor out = product(leaves[0], leaves[1], leaves[2]);
+  if (frozen_weight) leaves.erase(leaves.begin() + 1);
   auto all = torch::autograd::grad({out}, leaves, {dout.to(out.scalar_type())});
   all.insert(all.begin(), out.detach());
   return all;
@@ -144,6 +147,10 @@ TEST(Autocast, ProductsHaveTheGradientsOfPlainLayersAndTakeF32Weights) {
           EXPECT_TRUE(torch::equal(got[i], got[i].to(storage.type).to(got[i].scalar_type())))
               << "was stored in 16 bits";
         }
+        const Tensors with_frozen_weight = run(c.ours, operands, dout, /*frozen_weight=*/true);
+        for (size_t i = 0; i < with_frozen_weight.size(); ++i)
+          EXPECT_LE(relative_error(with_frozen_weight[i], want[i < 2 ? i : i + 1]), storage.limit())
+              << "result " << i << " with a frozen weight";
       }
     }
   }
