@@ -1,12 +1,12 @@
 #pragma once
 
+// Bare passes over the memory of contiguous tensors: from the beginning, in words of 8 bytes, with an instruction or
+// two per word. They take as long as memory does, but for what a cache still holds from the pass before. Each of
+// libtorch's threads takes one run of words. The bytes after the last whole word are left out.
+
 #include <ATen/core/Tensor.h>
 
 namespace palimpsest::benchmarks {
-
-/// Passes over the memory of contiguous tensors from the beginning, in words of 8 bytes, with an instruction or two per
-/// word: what memory alone takes, but for what a cache still holds from the pass before. On libtorch's threads, each of
-/// which takes one run of words. The bytes after the last whole word are left out.
 
 /// Reads x.
 void read_pass(const at::Tensor& x);

@@ -159,7 +159,7 @@ at::Tensor sum_of_channels(const at::Tensor& dout) {
   kernels::cpu::abn_statistics({.shape = shape, .layout = *layout, .dtype = dtype_of(dout.scalar_type())},
                                dout.const_data_ptr(), mean.data(), var.data());
   for (double& value : mean) value *= static_cast<double>(shape.per_channel());
-  // at::tensor makes none of 16 bits.
+  // at::tensor makes no tensor of bf16.
   return at::tensor(mean, dout.options().dtype(at::kDouble)).to(dout.scalar_type());
 }
 

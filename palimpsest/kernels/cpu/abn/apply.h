@@ -27,7 +27,8 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   using T = accumulate_t<S>;
   const Affine<S, V, kPlane> affine(coefficients.mean, coefficients.scale, coefficients.shift);
   const PerChannel<T, V, kPlane> weight(coefficients.weight), bias(coefficients.bias);
-  const int64_t ahead = kPlane ? block.next : values_ahead<S>(block);  // 0 costs less than a test
+  // 0 asks for the line that is read, which costs less than a test.
+  const int64_t ahead = kPlane ? block.next : values_ahead<S>(block);
   // Copies: no store of the sweep can change them.
   const ApplyTensors<S> t = tensors;
   const Act activation = act;
@@ -143,17 +144,24 @@ void apply(Block block, ActivationChoice activation, Saved saved,
   if (stores == Stores::kStreaming) streaming_fence();
 }
 
+/// apply over columns. argument(values, is_read) returns the ColumnArgument of values per channel.
+template <class S, class MakeArgument>
+PALIMPSEST_HOST_DEVICE void apply_by_column(Block block, ActivationChoice activation, Saved saved,
+                                            const ApplyCoefficients<accumulate_t<S>>& of_channels,
+                                            const ApplyTensors<S>& tensors, Stores stores,
+                                            const MakeArgument& argument) {
+  const bool normalizes = saved == Saved::kNormalized;
+  const auto mean = argument(of_channels.mean, !kIs16Bit<S>), scale = argument(of_channels.scale, true),
+             shift = argument(of_channels.shift, true), weight = argument(of_channels.weight, normalizes),
+             bias = argument(of_channels.bias, normalizes);
+  apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
+}
+
 template <class S>
 void columns_apply(Block block, ActivationChoice activation, Saved saved,
-                   const ApplyCoefficients<accumulate_t<S>>& columns, const ApplyTensors<S>& tensors,
+                   const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
                    Stores stores) {
-  using Column = ColumnArgument<S>;
-  const int64_t width = block.width;
-  const bool normalizes = saved == Saved::kNormalized;
-  const Column mean(width, columns.mean, !kIs16Bit<S>), scale(width, columns.scale),
-      shift(width, columns.shift), weight(width, columns.weight, normalizes),
-      bias(width, columns.bias, normalizes);
-  apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
+  apply_by_column(block, activation, saved, coefficients, tensors, stores, column_arguments<S>(block));
 }
 
 }  // namespace

@@ -40,11 +40,12 @@ class ColumnArgument {
   using T = accumulate_t<S>;
 
  public:
-  PALIMPSEST_HOST_DEVICE ColumnArgument(int64_t width, const T* values, bool is_read = true)
-      : ColumnArgument(values) {
+  PALIMPSEST_HOST_DEVICE ColumnArgument(Block block, const T* values, bool is_read) : ColumnArgument(values) {
     if constexpr (kArranges)
-      if (is_read) by_parity(width, values, even(), odd());
+      if (is_read) by_parity(block.width, values, even(), odd());
   }
+  ColumnArgument(const ColumnArgument&) = delete;
+  ColumnArgument& operator=(const ColumnArgument&) = delete;
   PALIMPSEST_HOST_DEVICE operator ColumnValues<T>() const { return {values_, by_parity_}; }
 
  protected:
@@ -61,6 +62,14 @@ class ColumnArgument {
   // Spread stores vectors across the end of the even columns, and of the odd ones.
   alignas(kLineBytes) T by_parity_[kArranges ? 2 * kOddColumns<T> : 1];
 };
+
+/// Returns what makes the arguments of the columns of a block, from their values and whether a sweep reads them.
+template <class S>
+PALIMPSEST_HOST_DEVICE auto column_arguments(const Block& block) {
+  return [&block](const accumulate_t<S>* values, bool is_read) {
+    return ColumnArgument<S>(block, values, is_read);
+  };
+}
 
 /// An argument in vectors: one value for a whole plane, else one value per column.
 template <class T, class V, bool kPlane>

@@ -278,30 +278,48 @@ constexpr bool reads_affine(Saved saved) {
   return saved == Saved::kInput || saved == Saved::kOutputForm1;
 }
 
+/// reduce over columns, with `argument` as in apply_by_column.
+template <class S, class MakeArgument>
+PALIMPSEST_HOST_DEVICE void reduce_by_column(Block block, ActivationChoice activation, Saved saved,
+                                             const BackwardCoefficients<accumulate_t<S>>& of_channels,
+                                             const GradientTensors<S>& tensors, double* sum_dy,
+                                             double* sum_dy_t, const MakeArgument& argument) {
+  const bool affine = reads_affine(saved);
+  const auto center = argument(of_channels.center, true), scale = argument(of_channels.scale, affine),
+             shift = argument(of_channels.shift, affine);
+  reduce<S, false>(block, activation, saved, {center, scale, shift, {}, {}, {}}, tensors, sum_dy, sum_dy_t);
+}
+
+/// backward over columns, with `argument` as in apply_by_column.
+template <class S, class MakeArgument>
+PALIMPSEST_HOST_DEVICE void backward_by_column(Block block, ActivationChoice activation, Saved saved,
+                                               bool frozen,
+                                               const BackwardCoefficients<accumulate_t<S>>& of_channels,
+                                               const GradientTensors<S>& tensors,
+                                               const BackwardOutputs<S>& out, Stores stores,
+                                               const MakeArgument& argument) {
+  const bool affine = reads_affine(saved);
+  const auto center = argument(of_channels.center, !kIs16Bit<S>), scale = argument(of_channels.scale, affine),
+             shift = argument(of_channels.shift, affine), per_dy = argument(of_channels.per_dy, true),
+             per_t = argument(of_channels.per_t, true), constant = argument(of_channels.constant, true);
+  backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
+                     tensors, out, stores);
+}
+
 template <class S>
 void columns_reduce(Block block, ActivationChoice activation, Saved saved,
-                    const BackwardCoefficients<accumulate_t<S>>& columns, const GradientTensors<S>& tensors,
-                    double* sum_dy, double* sum_dy_t) {
-  using Column = ColumnArgument<S>;
-  const int64_t width = block.width;
-  const bool affine = reads_affine(saved);
-  const Column center(width, columns.center), scale(width, columns.scale, affine),
-      shift(width, columns.shift, affine);
-  reduce<S, false>(block, activation, saved, {center, scale, shift, {}, {}, {}}, tensors, sum_dy, sum_dy_t);
+                    const BackwardCoefficients<accumulate_t<S>>& coefficients,
+                    const GradientTensors<S>& tensors, double* sum_dy, double* sum_dy_t) {
+  reduce_by_column(block, activation, saved, coefficients, tensors, sum_dy, sum_dy_t,
+                   column_arguments<S>(block));
 }
 
 template <class S>
 void columns_backward(Block block, ActivationChoice activation, Saved saved, bool frozen,
-                      const BackwardCoefficients<accumulate_t<S>>& columns, const GradientTensors<S>& tensors,
-                      const BackwardOutputs<S>& out, Stores stores) {
-  using Column = ColumnArgument<S>;
-  const int64_t width = block.width;
-  const bool affine = reads_affine(saved);
-  const Column center(width, columns.center, !kIs16Bit<S>), scale(width, columns.scale, affine),
-      shift(width, columns.shift, affine), per_dy(width, columns.per_dy), per_t(width, columns.per_t),
-      constant(width, columns.constant);
-  backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
-                     tensors, out, stores);
+                      const BackwardCoefficients<accumulate_t<S>>& coefficients,
+                      const GradientTensors<S>& tensors, const BackwardOutputs<S>& out, Stores stores) {
+  backward_by_column(block, activation, saved, frozen, coefficients, tensors, out, stores,
+                     column_arguments<S>(block));
 }
 
 }  // namespace

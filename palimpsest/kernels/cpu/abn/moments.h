@@ -80,7 +80,7 @@ void plane_moments(Block block, const S* x, double* mean, double* squares) {
 template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
                                                     T* squares) {
-  const ColumnArgument<S> columns(block.width, pivot);
+  const ColumnArgument<S> columns(block, pivot, /*is_read=*/true);
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
     const PerChannel<T, V, false> pivots(columns);
     sum_columns<S, V, kAnyOrder<S>>(

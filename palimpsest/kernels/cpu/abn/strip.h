@@ -39,8 +39,6 @@ class Spread : public ColumnArgument<S> {
       repeat<2, 1>(block, values, InOrder::kAll, Base::odd());
     }
   }
-  Spread(const Spread&) = delete;
-  Spread& operator=(const Spread&) = delete;
 
  private:
   using V = Vector<T>;
@@ -98,48 +96,46 @@ void strip_moments(Block block, const S* x, double* mean, double* squares) {
   });
 }
 
+/// Returns what makes the arguments of a strip, as column_arguments.
+template <class S>
+PALIMPSEST_HOST_DEVICE auto strip_arguments(const Block& block, InOrder in_order) {
+  return [&block, in_order](const accumulate_t<S>* values, bool is_read) {
+    return Spread<S>(block, values, is_read, in_order);
+  };
+}
+
 template <class S>
 void strip_apply(Block block, ActivationChoice activation, Saved saved,
-                 const ApplyCoefficients<accumulate_t<S>>& of_channels, const ApplyTensors<S>& tensors,
+                 const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
                  Stores stores) {
-  const bool normalizes = saved == Saved::kNormalized;
   const InOrder in_order = saved == Saved::kOutputBit ? InOrder::kAll : InOrder::kEnds;
-  const Spread<S> mean(block, of_channels.mean, !kIs16Bit<S>, in_order),
-      scale(block, of_channels.scale, true, in_order), shift(block, of_channels.shift, true, in_order),
-      weight(block, of_channels.weight, normalizes, in_order),
-      bias(block, of_channels.bias, normalizes, in_order);
-  apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
+  apply_by_column(block, activation, saved, coefficients, tensors, stores,
+                  strip_arguments<S>(block, in_order));
 }
 
 /// Returns the columns whose arguments a gradient may read in their order.
 template <class S>
-PALIMPSEST_HOST_DEVICE InOrder gradient_in_order(Block block, ActivationChoice activation, Saved saved) {
+PALIMPSEST_HOST_DEVICE InOrder gradient_in_order(const Block& block, ActivationChoice activation,
+                                                 Saved saved) {
   return is_straight_gradient<S>(activation, saved, block.width) ? InOrder::kEnds : InOrder::kAll;
 }
 
 template <class S>
 void strip_reduce(Block block, ActivationChoice activation, Saved saved,
-                  const BackwardCoefficients<accumulate_t<S>>& of_channels, const GradientTensors<S>& tensors,
-                  double* sum_dy, double* sum_dy_t) {
-  const bool affine = reads_affine(saved);
+                  const BackwardCoefficients<accumulate_t<S>>& coefficients,
+                  const GradientTensors<S>& tensors, double* sum_dy, double* sum_dy_t) {
   const InOrder in_order = gradient_in_order<S>(block, activation, saved);
-  const Spread<S> center(block, of_channels.center, true, in_order),
-      scale(block, of_channels.scale, affine, in_order), shift(block, of_channels.shift, affine, in_order);
-  reduce<S, false>(block, activation, saved, {center, scale, shift, {}, {}, {}}, tensors, sum_dy, sum_dy_t);
+  reduce_by_column(block, activation, saved, coefficients, tensors, sum_dy, sum_dy_t,
+                   strip_arguments<S>(block, in_order));
 }
 
 template <class S>
 void strip_backward(Block block, ActivationChoice activation, Saved saved, bool frozen,
-                    const BackwardCoefficients<accumulate_t<S>>& of_channels,
+                    const BackwardCoefficients<accumulate_t<S>>& coefficients,
                     const GradientTensors<S>& tensors, const BackwardOutputs<S>& out, Stores stores) {
-  const bool affine = reads_affine(saved);
   const InOrder in_order = gradient_in_order<S>(block, activation, saved);
-  const Spread<S> center(block, of_channels.center, !kIs16Bit<S>, in_order),
-      scale(block, of_channels.scale, affine, in_order), shift(block, of_channels.shift, affine, in_order),
-      per_dy(block, of_channels.per_dy, true, in_order), per_t(block, of_channels.per_t, true, in_order),
-      constant(block, of_channels.constant, true, in_order);
-  backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
-                     tensors, out, stores);
+  backward_by_column(block, activation, saved, frozen, coefficients, tensors, out, stores,
+                     strip_arguments<S>(block, in_order));
 }
 
 }  // namespace

@@ -14,8 +14,7 @@ struct Block {
   int64_t stride = 0;
   int64_t width = 0;
   int64_t plane = 0;  ///< neighbouring columns that belong to one channel, if a row holds several such planes
-  int64_t next =
-      0;  ///< offset, from this block, of the block that is prefetched (by strips, in sums); 0: none
+  int64_t next = 0;   ///< offset, from this block, of the block to prefetch; 0: none
 };
 
 /// Bytes of a cache line. Arrays on the stack are aligned to it: a vector across two lines costs two accesses.
