@@ -96,6 +96,47 @@ TEST(AbnContract, AResultTooLargeForTheCachesGivesTheSameBytes) {
                                         .saved = Saved::kOutputBit});
 }
 
+// Both gradients are streamed if dx is not dz and both lie in their cache lines alike; else one of them is.
+template <class T>
+void expect_gradient_of_residual(AbnCase c, int64_t dresidual_misaligned_by) {
+  c.has_residual = true;
+  SCOPED_TRACE(::testing::Message() << c << ", dresidual misaligned by " << dresidual_misaligned_by);
+  AbnTensors<T> t(c);
+  kernels::cpu::abn_forward(c.problem<T>(), kEps, t.forward(c));
+  const int64_t count = c.shape.elements();
+  Buffer<T> want(count), got(count, dresidual_misaligned_by);
+  const double slope = static_cast<float>(c.activation_param);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool is_cut = c.relu_residual && !(static_cast<double>(t.residual[i]) > 0);
+    const double dz = static_cast<double>(t.dz[i]);
+    const double dy = is_cut ? 0 : static_cast<double>(t.z[i]) > 0 ? dz : dz * slope;
+    want[i] = static_cast<T>(static_cast<double>(static_cast<float>(dy)));
+  }
+  kernels::AbnBackward backward = t.backward(c);
+  backward.dresidual = got.data();
+  kernels::cpu::abn_backward(c.problem<T>(), backward);
+  EXPECT_TRUE(same_bytes(got.values(), want.values())) << "dx apart";
+  for (int64_t i = 0; i < count; ++i) got[i] = static_cast<T>(1.0);
+  backward.dx = t.dz.data();
+  kernels::cpu::abn_backward(c.problem<T>(), backward);
+  EXPECT_TRUE(same_bytes(got.values(), want.values())) << "dx over dz";
+  EXPECT_TRUE(same_bytes(t.dz.values(), t.dx.values())) << "dx";
+}
+
+TEST(AbnContract, ALargeGradientOfAResidualIsDyWhereverItLies) {
+  for (const Layout layout : kLayouts)
+    for (const int64_t dresidual_misaligned_by : {0, 3}) {
+      expect_gradient_of_residual<float>({.shape = {2, 66, 33333}, .layout = layout},
+                                         dresidual_misaligned_by);
+      expect_gradient_of_residual<BFloat16>(
+          {.shape = {2, 66, 66666}, .layout = layout, .relu_residual = true, .misaligned_by = 3},
+          dresidual_misaligned_by);
+    }
+  expect_gradient_of_residual<float>({.shape = {4, 5401, 196}}, 0);  // strips
+  // Columns of whole lines.
+  expect_gradient_of_residual<Float16>({.shape = {2, 64, 66666}, .layout = Layout::kChannelsLast}, 0);
+}
+
 TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
   for_each_case([](const AbnCase& c) {
     AbnTensors<float> untouched(c), used = untouched;

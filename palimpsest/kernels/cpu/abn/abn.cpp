@@ -265,11 +265,17 @@ class Call {
     S* const dx = static_cast<S*>(backward.dx);
     S* const dresidual = static_cast<S*>(backward.dresidual);
     S* const z = static_cast<S*>(backward.z);
+    const S* const dz = static_cast<const S*>(backward.dz);
+    const Stores of_dx = stores(piece.block, dz, dx);
+    const bool streams_dresidual =
+        dresidual && stores(piece.block, dz, dresidual) == Stores::kStreaming &&
+        (of_dx == Stores::kCached || place_in_line(dx) == place_in_line(dresidual));
     sweeps_.backward(
         piece.block, activation(), backward_kind(problem_.saved), backward.frozen_statistics,
         backward_coefficients(piece), gradient_tensors(piece, backward),
-        {dx + piece.offset, dresidual ? dresidual + piece.offset : nullptr, z ? z + piece.offset : nullptr},
-        stores(piece.block, static_cast<const S*>(backward.dz), dx));
+        {dx + piece.offset, dresidual ? dresidual + piece.offset : nullptr, z ? z + piece.offset : nullptr,
+         streams_dresidual ? Stores::kStreaming : Stores::kCached},
+        of_dx);
   }
 
   // Bytes of a tensor that stay in the first or the second cache of a core beside those of one or two others.
@@ -387,6 +393,8 @@ class Call {
     return {at(0), at(1), at(2), at(3), at(4), at(5)};
   }
 
+  static uintptr_t place_in_line(const S* values) { return reinterpret_cast<uintptr_t>(values) % kLineBytes; }
+
   // Streaming stores pay for whole cache lines only, or for rows so long that their ends do not matter: for single
   // planes of 14 x 14 pixels, whose rows begin and end within a line, they cost half again as much as they save
   // elsewhere.
@@ -395,8 +403,7 @@ class Call {
     const auto in_lines = [](int64_t values) {
       return values * static_cast<int64_t>(sizeof(S)) % kLineBytes == 0;
     };
-    const bool whole_lines =
-        in_lines(block.width) && in_lines(block.stride) && reinterpret_cast<uintptr_t>(out) % kLineBytes == 0;
+    const bool whole_lines = in_lines(block.width) && in_lines(block.stride) && place_in_line(out) == 0;
     const bool long_rows = block.width * static_cast<int64_t>(sizeof(S)) >= kLongRow;
     const bool large = problem_.shape.elements() * static_cast<int64_t>(sizeof(S)) > kCachedBytes;
     return large && in != out && (whole_lines || long_rows) ? Stores::kStreaming : Stores::kCached;

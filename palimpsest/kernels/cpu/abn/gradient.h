@@ -221,11 +221,13 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
   const int64_t ahead = kPlane ? block.next : values_ahead<S>(block);
   // Each short row of dx is a cache miss, for which stores wait: 7x7, 2.9 -> 2.5 ms. A sweep that has no use for that
   // prefetch asks for the line that it is at, which costs less than a test.
+  const bool dx_streams = stores == Stores::kStreaming;
+  const bool dresidual_streams = gradient.has_residual() && out.dresidual_stores == Stores::kStreaming;
   const S* const soon_written =
-      stores == Stores::kStreaming ? gradient.dz() : out.dx + (block.width < kLongRow ? kNeighbours : 0);
+      dx_streams ? gradient.dz() : out.dx + (block.width < kLongRow ? kNeighbours : 0);
   const typename Bits<T>::type unless_frozen = frozen ? 0 : -1;
   map_rows<G::kOrder, V, InputGradient<V>, /*kFromEven=*/!kPlane>(
-      block, out.dx, stores,
+      block, dresidual_streams ? out.dresidual : out.dx, dresidual_streams ? Stores::kStreaming : stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, InputGradient<V>& result)
           PALIMPSEST_INLINE_LAMBDA {
             if constexpr (kPart == 0) gradient.prefetch(place.offset + ahead);
@@ -248,9 +250,9 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
           },
       [&](int64_t i, bool streaming, const auto&... result) PALIMPSEST_INLINE_LAMBDA {
         constexpr Order kOrder = G::kOrder;
-        store_step<kOrder>(out.dx + i, streaming, result.dx...);
+        store_step<kOrder>(out.dx + i, streaming && (!dresidual_streams || dx_streams), result.dx...);
         if (gradient.has_residual() && out.dresidual)
-          store_step<kOrder>(out.dresidual + i, false, result.dresidual...);
+          store_step<kOrder>(out.dresidual + i, streaming && dresidual_streams, result.dresidual...);
         if (gradient.has_y() && out.z) store_step<kOrder>(out.z + i, false, result.z...);
       });
 }
@@ -270,7 +272,7 @@ void backward(Block block, ActivationChoice activation, Saved saved, bool frozen
                              else
                                run(frozen);
                            });
-  if (stores == Stores::kStreaming) streaming_fence();
+  if (stores == Stores::kStreaming || out.dresidual_stores == Stores::kStreaming) streaming_fence();
 }
 
 /// Whether a gradient reads scale or shift (Gradient).

@@ -97,6 +97,8 @@ struct BackwardOutputs {
   S* dx;         ///< may be dz
   S* dresidual;  ///< may be null
   S* z;          ///< may be null; becomes act(y) if is_before_activation(saved)
+  /// kStreaming requires that dresidual lies as dx does in its cache line, if dx is streamed too.
+  Stores dresidual_stores = Stores::kCached;
 };
 
 /// The sweeps of one geometry over storage in S, computed in the accumulate type T. Sums are returned in f64;
@@ -114,7 +116,8 @@ struct Sweeps {
   void (*reduce)(Block block, ActivationChoice activation, Saved saved,
                  const BackwardCoefficients<T>& coefficients, const GradientTensors<S>& tensors,
                  double* sum_dy, double* sum_dy_t);
-  /// dx, or dx = dy * per_dy for frozen statistics; dresidual = dy, 0 where `relu` cut the residual off.
+  /// dx, or dx = dy * per_dy for frozen statistics; dresidual = dy, 0 where `relu` cut the residual off. `stores` is
+  /// that of dx.
   void (*backward)(Block block, ActivationChoice activation, Saved saved, bool frozen,
                    const BackwardCoefficients<T>& coefficients, const GradientTensors<S>& tensors,
                    const BackwardOutputs<S>& outputs, Stores stores);
