@@ -70,8 +70,9 @@ TEST(Conv2dWeight, ReadsTheReLUOfItsInput) {
 }
 
 TEST(Conv2dWeight, EqualsTheReferenceInManyTasks) {
-  // More rows and columns of tiles than one task takes; more pixels than one takes.
+  // More rows and columns of tiles than one task takes, dy read where it lies and packed; more pixels than one takes.
   expect_equals_reference(conv2d_problem(1, 352, 272, 1, {3, 4}, {1, 1}));
+  expect_equals_reference(conv2d_problem(1, 352, 528, 1, {3, 4}, {1, 1}));
   expect_equals_reference(conv2d_problem(3, 32, 16, 1, {50, 41}, {1, 1}));
 }
 
