@@ -6,10 +6,11 @@ Opponent: the same collectives by torch.distributed, of the same bytes, after a 
           all_gather_into_tensor of 2C + 1 f64, backward all_reduce of 2C f32.
 Limit:    1.20 of the opponent in forward (control: backward).
 
-Both times are those beyond a layer without a group: calls of a collective one after another would wait less, because
-the ranks do nothing between them that takes them different times. The input has 2 images of one pixel, so that nearly
-nothing but the synchronization is left. All processes run on the cores of this machine, one thread each; they meet before
-each run. Sides run in turn, and a run makes 60 calls with 2 ranks, 30 with 4.
+Both times are those beyond a layer without a group. Collectives that are called one after another wait less: between
+them no rank does work that makes it late. The input has 2 images of one pixel, so that nearly nothing but the
+synchronization is left. All processes run on the cores of this machine, one thread each; they meet before each run. Sides
+run in turn, and a run makes 60 calls with 2 ranks, 30 with 4. Low and high of a spread are bounds: a side's low less the
+layer's high, and the reverse.
 
 Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, a claim fails; 2 a wrong option.
 """
@@ -51,7 +52,7 @@ def calls():
 
 
 def microseconds_of(work, then):
-    """Microseconds per call of work() and then(), which takes no time if it is None."""
+    """Microseconds per call of work() and, unless it is None, then()."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls()):
@@ -74,7 +75,7 @@ def backward_of(layer, then=None):
 
 
 def beyond(side, base):
-    """The Spread of what `side` takes beyond `base`."""
+    """What `side` takes beyond `base`; low and high are bounds."""
     return Spread(side.median - base.median, side.low - base.high, side.high - base.low, side.runs)
 
 

@@ -7,7 +7,9 @@
 #include "tests/support/grid.h"
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <new>
 #include <ostream>
 #include <span>
 #include <type_traits>
@@ -15,7 +17,21 @@
 
 namespace palimpsest::testing {
 
-/// A buffer that may begin a few bytes off every vector boundary.
+/// Memory that begins on a cache line, on which kernels decide how they write.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+
+  LineAllocator() = default;
+  template <class U>
+  explicit LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* memory, std::size_t) { ::operator delete(memory, kLine); }
+  bool operator==(const LineAllocator&) const = default;
+};
+
+/// A buffer that begins on a cache line, or a few values behind one.
 template <class T>
 class Buffer {
  public:
@@ -30,7 +46,7 @@ class Buffer {
 
  private:
   int64_t begin_ = 0;
-  std::vector<T> values_;
+  std::vector<T, LineAllocator<T>> values_;
 };
 
 inline double default_param(Activation activation) {

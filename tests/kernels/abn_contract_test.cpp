@@ -53,6 +53,7 @@ void expect_in_place_is_the_same(const AbnCase& c) {
   backward.dx = over.dz.data();
   kernels::cpu::abn_backward(c.problem<T>(), backward);
   EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values())) << "dx over dz";
+  EXPECT_TRUE(same_bytes(over.dresidual.values(), apart.dresidual.values())) << "dresidual";
   EXPECT_TRUE(same_bytes(over.branch.values(), apart.branch.values())) << "branch";
 }
 
@@ -90,27 +91,31 @@ TEST(AbnContract, AResultTooLargeForTheCachesGivesTheSameBytes) {
     expect_in_place_is_the_same<BFloat16>({.shape = {64, 3001, 49}, .misaligned_by = misaligned_by});
   }
   for (const Layout layout : kLayouts)
-    expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
-                                        .layout = layout,
-                                        .activation = Activation::kSiLU,
-                                        .saved = Saved::kOutputBit});
+    for (const bool has_residual : {false, true})
+      expect_in_place_is_the_same<float>({.shape = {2, 1056, 2083},
+                                          .layout = layout,
+                                          .activation = Activation::kSiLU,
+                                          .saved = Saved::kOutputBit,
+                                          .has_residual = has_residual});
 }
 
-// Both gradients are streamed if dx is not dz and both lie in their cache lines alike; else one of them is.
+// With streaming stores: of dx and dresidual if they lie alike in their cache lines and dx is not dz, else of one.
 template <class T>
 void expect_gradient_of_residual(AbnCase c, int64_t dresidual_misaligned_by) {
+  using A = accumulate_t<T>;
   c.has_residual = true;
-  SCOPED_TRACE(::testing::Message() << c << ", dresidual misaligned by " << dresidual_misaligned_by);
+  SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c << ", dresidual misaligned by "
+                                    << dresidual_misaligned_by);
   AbnTensors<T> t(c);
   kernels::cpu::abn_forward(c.problem<T>(), kEps, t.forward(c));
   const int64_t count = c.shape.elements();
   Buffer<T> want(count), got(count, dresidual_misaligned_by);
-  const double slope = static_cast<float>(c.activation_param);
+  const A slope = static_cast<A>(c.activation_param);
   for (int64_t i = 0; i < count; ++i) {
     const bool is_cut = c.relu_residual && !(static_cast<double>(t.residual[i]) > 0);
-    const double dz = static_cast<double>(t.dz[i]);
-    const double dy = is_cut ? 0 : static_cast<double>(t.z[i]) > 0 ? dz : dz * slope;
-    want[i] = static_cast<T>(static_cast<double>(static_cast<float>(dy)));
+    const A dz = static_cast<A>(static_cast<double>(t.dz[i]));
+    const A dy = is_cut ? A(0) : static_cast<double>(t.z[i]) > 0 ? dz : dz * slope;
+    want[i] = static_cast<T>(static_cast<double>(dy));
   }
   kernels::AbnBackward backward = t.backward(c);
   backward.dresidual = got.data();
@@ -124,17 +129,23 @@ void expect_gradient_of_residual(AbnCase c, int64_t dresidual_misaligned_by) {
 }
 
 TEST(AbnContract, ALargeGradientOfAResidualIsDyWhereverItLies) {
-  for (const Layout layout : kLayouts)
-    for (const int64_t dresidual_misaligned_by : {0, 3}) {
-      expect_gradient_of_residual<float>({.shape = {2, 66, 33333}, .layout = layout},
+  for (const int64_t dresidual_misaligned_by : {0, 1, 3}) {
+    // Planes whose rows are long, and columns of whole lines.
+    expect_gradient_of_residual<float>({.shape = {2, 66, 33333}}, dresidual_misaligned_by);
+    expect_gradient_of_residual<Float16>({.shape = {1, 64, 131999}, .layout = Layout::kChannelsLast},
                                          dresidual_misaligned_by);
-      expect_gradient_of_residual<BFloat16>(
-          {.shape = {2, 66, 66666}, .layout = layout, .relu_residual = true, .misaligned_by = 3},
-          dresidual_misaligned_by);
+    // Columns and strips whose rows begin an odd number of values apart.
+    for (const int64_t misaligned_by : {0, 3}) {
+      expect_gradient_of_residual<BFloat16>({.shape = {1, 1001, 9001},
+                                             .layout = Layout::kChannelsLast,
+                                             .relu_residual = true,
+                                             .misaligned_by = misaligned_by},
+                                            dresidual_misaligned_by);
+      expect_gradient_of_residual<BFloat16>({.shape = {64, 3001, 49}, .misaligned_by = misaligned_by},
+                                            dresidual_misaligned_by);
     }
-  expect_gradient_of_residual<float>({.shape = {4, 5401, 196}}, 0);  // strips
-  // Columns of whole lines.
-  expect_gradient_of_residual<Float16>({.shape = {2, 64, 66666}, .layout = Layout::kChannelsLast}, 0);
+  }
+  expect_gradient_of_residual<double>({.shape = {1, 1000, 2201}, .layout = Layout::kChannelsLast}, 0);
 }
 
 TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {

@@ -267,6 +267,7 @@ class Call {
     S* const z = static_cast<S*>(backward.z);
     const S* const dz = static_cast<const S*>(backward.dz);
     const Stores of_dx = stores(piece.block, dz, dx);
+    // The steps of a sweep begin at boundaries of one tensor, and a streaming store off a boundary faults.
     const bool streams_dresidual =
         dresidual && stores(piece.block, dz, dresidual) == Stores::kStreaming &&
         (of_dx == Stores::kCached || place_in_line(dx) == place_in_line(dresidual));

@@ -116,8 +116,8 @@ struct Sweeps {
   void (*reduce)(Block block, ActivationChoice activation, Saved saved,
                  const BackwardCoefficients<T>& coefficients, const GradientTensors<S>& tensors,
                  double* sum_dy, double* sum_dy_t);
-  /// dx, or dx = dy * per_dy for frozen statistics; dresidual = dy, 0 where `relu` cut the residual off. `stores` is
-  /// that of dx.
+  /// dx, or dx = dy * per_dy for frozen statistics; dresidual = dy, 0 where `relu` cut the residual off. `stores`:
+  /// how dx is written.
   void (*backward)(Block block, ActivationChoice activation, Saved saved, bool frozen,
                    const BackwardCoefficients<T>& coefficients, const GradientTensors<S>& tensors,
                    const BackwardOutputs<S>& outputs, Stores stores);
