@@ -63,11 +63,15 @@ CIFAR-10, top-1 of a short training, in percent (`densenet_accuracy.json`). Ever
 """
 
 
+def mark(row):
+    return "" if row["pass"] else " FAIL"
+
+
 def time_table(measured):
     rows = []
     for row in measured["rows"]:
         values = [f"{row[side]['median']:.0f} {row['unit']}" for side in ("opponent", "measured")]
-        rows.append([row["claim"], row["opponent_name"], *values, percent(100 * (row["ratio"] - 1)),
+        rows.append([row["claim"], row["opponent_name"], *values, percent(100 * (row["ratio"] - 1)) + mark(row),
                      percent(100 * (row["limit"] - 1))])
     return table(["step", "opponent", "opponent's time", "our time", "difference", "limit"], rows)
 
@@ -77,7 +81,7 @@ def bytes_table(measured):
     for row in measured["rows"]:
         values = [f"{row[side]['median']:.{0 if row['unit'] else 3}f} {row['unit']}".strip()
                   for side in ("opponent", "measured")]
-        rows.append([row["claim"], row["opponent_name"], *values, f"{row['ratio']:.3f}", f"{row['limit']:.2f}"])
+        rows.append([row["claim"], row["opponent_name"], *values, f"{row['ratio']:.3f}{mark(row)}", f"{row['limit']:.2f}"])
     return table(["bytes", "opponent", "opponent's", "ours", "ratio", "limit"], rows)
 
 
