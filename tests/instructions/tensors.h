@@ -2,33 +2,19 @@
 
 #include "palimpsest/base/dtype.h"
 #include "palimpsest/base/random.h"
+#include "tests/support/line_allocator.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <vector>
 
 /// Inputs and outputs of kernels whose instructions are counted: the same numbers at the same alignment in
 /// every run, made in few instructions.
 namespace palimpsest::instructions {
 
-/// An allocator of whole cache lines: where a tensor begins decides how many values precede its first vector.
 template <class T>
-struct Aligned {
-  using value_type = T;
-  static constexpr std::align_val_t kLine{64};
-
-  Aligned() = default;
-  template <class U>
-  explicit Aligned(const Aligned<U>&) {}
-  T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
-  void deallocate(T* p, std::size_t) { ::operator delete(p, kLine); }
-  friend bool operator==(Aligned, Aligned) { return true; }
-};
-
-template <class T>
-using Tensor = std::vector<T, Aligned<T>>;
+using Tensor = std::vector<T, testing::LineAllocator<T>>;
 
 /// Returns `size` numbers in [low, high). They repeat, because random numbers in 16 bits take long to make.
 template <class T>

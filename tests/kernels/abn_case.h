@@ -5,31 +5,16 @@
 #include "palimpsest/kernels/activation.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "tests/support/grid.h"
+#include "tests/support/line_allocator.h"
 
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <new>
 #include <ostream>
 #include <span>
 #include <type_traits>
 #include <vector>
 
 namespace palimpsest::testing {
-
-/// Memory that begins on a cache line, on which kernels decide how they write.
-template <class T>
-struct LineAllocator {
-  using value_type = T;
-  static constexpr std::align_val_t kLine{64};
-
-  LineAllocator() = default;
-  template <class U>
-  explicit LineAllocator(const LineAllocator<U>&) {}
-  T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
-  void deallocate(T* memory, std::size_t) { ::operator delete(memory, kLine); }
-  bool operator==(const LineAllocator&) const = default;
-};
 
 /// A buffer that begins on a cache line, or a few values behind one.
 template <class T>
