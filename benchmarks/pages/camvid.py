@@ -4,7 +4,7 @@ Made from training/camvid.json, training/camvid_seeds.json and memory/deeplabv3_
 """
 import statistics
 
-from result_page import NOT_MEASURED, read, table
+from result_page import NOT_MEASURED, mark, read, table
 
 TITLE = "docs/results/camvid.md: the same training of a segmentation network, standard and in place"
 
@@ -75,7 +75,7 @@ def seeds_text(measured):
     room = measured["variants"][0]["spread"] + measured["allowed_points"]
     rows = []
     for row in measured["variants"]:
-        difference = f"{row['difference']:+.1f}" + ("" if row["pass"] else ": FAIL") if "difference" in row else ""
+        difference = f"{row['difference']:+.1f}{mark(row['pass'])}" if "difference" in row else ""
         rows.append([f"`{row['options']}`", ", ".join(f"{value:.1f}" for value in row["values"]), f"{row['mean']:.1f}",
                      f"{row['spread']:.1f}", difference, f"{-room:+.1f}" if difference else ""])
     seeds = ", ".join(map(str, measured["seeds"]))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import typing
 
-from result_page import NOT_MEASURED, ROOT, read, table
+from result_page import NOT_MEASURED, ROOT, mark, read, table
 
 ALLOWED = "0.5"  # points beyond the spread over the seeds
 
@@ -57,8 +57,8 @@ def rows_of(measured):
         epochs = re.search(r"--epochs (\d+)", result["options"])[1]  # of the measurement
         yield [f"`{name}`: {network.title}", network.paper, epochs,
                *(" / ".join(f"{value:.2f}" for value in variant["values"]) for variant in (f32, mixed)),
-               f"{mixed['difference']:+.2f}", f"{f32['spread'] + result['allowed_points']:.2f}"
-               + ("" if mixed["pass"] else ": FAIL")]
+               f"{mixed['difference']:+.2f}",
+               f"{f32['spread'] + result['allowed_points']:.2f}{mark(mixed['pass'])}"]
 
 
 def content(results):

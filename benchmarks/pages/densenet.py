@@ -2,7 +2,7 @@
 
 Made from densenet_time.json, densenet_bytes.json, densenet_depth.json and densenet_accuracy.json.
 """
-from result_page import Unreadable, percent, read, runs_of, table
+from result_page import Unreadable, mark, percent, read, runs_of, table
 
 TITLE = "docs/results/densenet.md: the figures of the memory-efficient DenseNets' paper beside ours"
 
@@ -63,16 +63,12 @@ CIFAR-10, top-1 of a short training, in percent (`densenet_accuracy.json`). Ever
 """
 
 
-def mark(row):
-    return "" if row["pass"] else " FAIL"
-
-
 def time_table(measured):
     rows = []
     for row in measured["rows"]:
         values = [f"{row[side]['median']:.0f} {row['unit']}" for side in ("opponent", "measured")]
-        rows.append([row["claim"], row["opponent_name"], *values, percent(100 * (row["ratio"] - 1)) + mark(row),
-                     percent(100 * (row["limit"] - 1))])
+        rows.append([row["claim"], row["opponent_name"], *values, percent(100 * (row["ratio"] - 1)),
+                     percent(100 * (row["limit"] - 1)) + mark(row["pass"])])
     return table(["step", "opponent", "opponent's time", "our time", "difference", "limit"], rows)
 
 
@@ -81,7 +77,8 @@ def bytes_table(measured):
     for row in measured["rows"]:
         values = [f"{row[side]['median']:.{0 if row['unit'] else 3}f} {row['unit']}".strip()
                   for side in ("opponent", "measured")]
-        rows.append([row["claim"], row["opponent_name"], *values, f"{row['ratio']:.3f}{mark(row)}", f"{row['limit']:.2f}"])
+        rows.append([row["claim"], row["opponent_name"], *values, f"{row['ratio']:.3f}",
+                     f"{row['limit']:.2f}{mark(row['pass'])}"])
     return table(["bytes", "opponent", "opponent's", "ours", "ratio", "limit"], rows)
 
 

@@ -4,7 +4,7 @@ Made from block_time.json, kept_bytes.json, model_step.json, equal_memory.json a
 """
 import re
 
-from result_page import Unreadable, percent, read, runs_of, table
+from result_page import Unreadable, mark, percent, read, runs_of, table
 
 TITLE = "docs/results/paper.md: the figures of the In-Place Activated BatchNorm paper beside ours"
 
@@ -132,7 +132,7 @@ def equal_memory_table(measured):
         rows.append([row["network"], row["data"], row["loss"], f"`{row['form']}`", f"{row['peak'] / 1e9:.2f} GB",
                      cell(row["batch"] if standard else batch, batch * row["crop"] ** 2, row["paper_batch_gain"]),
                      cell(row["crop"] if standard else crop, row["batch"] * crop ** 2, row["paper_crop_gain"]),
-                     "" if standard else f"{percent(row['limit'])}{'' if row['pass'] else ': FAIL'}",
+                     "" if standard else percent(row["limit"]) + mark(row["pass"]),
                      "" if row["error"] is None else f"{100 * row['error']:+.2f} %"])
     return table(["network", "data", "loss", "form", "peak", "batch", "crop", "limit", "error of the formula"], rows, numbers=5)
 

@@ -155,13 +155,13 @@ def agree(runs, f32, name):
 
 def judged(runs, f32, name):
     """figures(), and FAIL where they do not agree with f32's."""
-    return figures(runs, name) + (": FAIL" if runs and len(f32) > 1 and not agree(runs, f32, name) else "")
+    return figures(runs, name) + result_page.mark(not runs or len(f32) <= 1 or agree(runs, f32, name))
 
 
 def judged_without_scale(runs, f32, name):
     """figures(), and FAIL where a program that is to need a scale trains without one as in f32."""
     needless = PROGRAMS[name].needs_scale and runs and len(f32) > 1 and agree(runs, f32, name)
-    return figures(runs, name) + (": FAIL" if needless else "")
+    return figures(runs, name) + result_page.mark(not needless)
 
 
 def share_of(runs, key):

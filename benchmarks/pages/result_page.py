@@ -34,6 +34,11 @@ def runs_of(measured):
     return measured["rows"][0]["measured"]["runs"]
 
 
+def mark(holds):
+    """What a cell of a claim ends in."""
+    return "" if holds else ": FAIL"
+
+
 def percent(value):
     return f"{value:+.1f} %"
 
