@@ -6,11 +6,11 @@ Opponent: the same collectives by torch.distributed, of the same bytes, after a 
           all_gather_into_tensor of 2C + 1 f64, backward all_reduce of 2C f32.
 Limit:    1.20 of the opponent in forward (control: backward).
 
-Both times are those beyond a layer without a group. Collectives that are called one after another wait less: between
-them no rank does work that makes it late. The input has 2 images of one pixel, so that nearly nothing but the
-synchronization is left. All processes run on the cores of this machine, one thread each; they meet before each run. Sides
-run in turn, and a run makes 60 calls with 2 ranks, 30 with 4. Low and high of a spread are bounds: a side's low less the
-layer's high, and the reverse.
+Both times are what is added to a layer without a group. Collectives that are called one after another wait less:
+between them no rank does work that makes it late. The input has 2 images of one pixel, so that nearly nothing but the
+synchronization is left. All processes run on the cores of this machine, one thread each; they meet before each run.
+Sides run in turn, and a run makes 60 calls with 2 ranks, 30 with 4. Low and high of a spread are bounds: a side's low
+less the layer's high, and the reverse.
 
 Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, a claim fails; 2 a wrong option.
 """
@@ -74,13 +74,13 @@ def backward_of(layer, then=None):
     return run
 
 
-def beyond(side, base):
-    """What `side` takes beyond `base`; low and high are bounds."""
+def added_by(side, base):
+    """What `side` takes more than `base`; low and high are bounds."""
     return Spread(side.median - base.median, side.low - base.high, side.high - base.low, side.runs)
 
 
 def of_this_process(channels, repeats):
-    """{direction: Spreads of what (the group, the opponent) take beyond the layer alone}."""
+    """{direction: Spreads of what (the group, the opponent) add to the layer alone}."""
     world = dist.get_world_size()
     alone, shared = Layer(channels, ""), Layer(channels, dist.group.WORLD.group_name)
     mine, every = torch.zeros(2 * channels + 1, dtype=torch.double), torch.zeros(world * (2 * channels + 1), dtype=torch.double)
@@ -90,7 +90,7 @@ def of_this_process(channels, repeats):
     for direction, side in (("forward", forward_of), ("backward", backward_of)):
         without, with_group, opponent = interleave(
             [side(alone), side(shared), side(alone, opponents[direction])], repeats)
-        results[direction] = beyond(with_group, without), beyond(opponent, without)
+        results[direction] = added_by(with_group, without), added_by(opponent, without)
     return results
 
 

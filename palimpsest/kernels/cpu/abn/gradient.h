@@ -250,6 +250,7 @@ PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Ch
           },
       [&](int64_t i, bool streaming, const auto&... result) PALIMPSEST_INLINE_LAMBDA {
         constexpr Order kOrder = G::kOrder;
+        // Without a residual `streaming` alone decides: it is a constant.
         store_step<kOrder>(out.dx + i, streaming && (!dresidual_streams || dx_streams), result.dx...);
         if (gradient.has_residual() && out.dresidual)
           store_step<kOrder>(out.dresidual + i, streaming && dresidual_streams, result.dresidual...);
