@@ -16,8 +16,8 @@
 /// contiguous and of `dtype`, x and h in `layout`; no alignment is required. gradient (N, total, S), dw
 /// (out, c): accumulate_t (f64 for f64, else f32). 16-bit z and h are rounded once. Vectors are f64, one
 /// value per channel. Sums have the same bytes for any number of threads.
-/// Memory: per thread a scratch buffer for z and one for dz, each of at most 256 KiB (or 16 rows); for all
-/// threads together a packed copy of the weights, and at most 8 MiB (or one dw) of partial sums. The threads
+/// Memory: per thread a scratch buffer for z of at most 192 KiB (or 16 rows); for all threads together a packed
+/// copy of the weights, and at most 8 MiB (or one dw) of partial sums. The threads
 /// keep this memory for their next calls.
 /// Source: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017; the
 /// shared statistics and the deferred correction are ours.

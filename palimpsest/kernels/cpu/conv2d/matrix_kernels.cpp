@@ -6,10 +6,10 @@
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
+using cpu::ReadAhead;
 using cpu::Stores;
 using cpu::conv2d::ImageAccess;
 using cpu::conv2d::MatrixKernels;
-using cpu::conv2d::ReadAhead;
 using cpu::conv2d::TileOutput;
 
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/base/half.h"
+#include "palimpsest/kernels/cpu/simd/prefetch.h"
 #include "palimpsest/kernels/cpu/simd/stores.h"
 
 #include <cstdint>
@@ -21,17 +22,6 @@ struct TileOutput {
   const float* mask = nullptr;
   /// tile_of_rows: kStreaming for values whose vectors lie on their boundaries. Call end_streaming at the end.
   Stores stores = Stores::kCached;
-};
-
-/// What a product prefetches, a place per step: row_steps places of a row, `step` bytes apart, then those of the next
-/// row. See Prefetch.
-struct ReadAhead {
-  const void* from;
-  int64_t step;
-  int64_t row_steps = kAllSteps;
-  int64_t row_bytes = 0;  ///< between the starts of two rows
-
-  static constexpr int64_t kAllSteps = int64_t{1} << 62;  ///< one row
 };
 
 /// The functions that read and write images, whose values lie in S: f32, or 16 bits that are widened to f32

@@ -3,10 +3,10 @@
 #include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/cpu/conv2d/image_type.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
-#include "palimpsest/kernels/cpu/conv2d/prefetch.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
 #include "palimpsest/kernels/cpu/simd/block.h"
+#include "palimpsest/kernels/cpu/simd/prefetch.h"
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
 #include <algorithm>

@@ -3,13 +3,14 @@
 #include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/cpu/conv2d/image_type.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
-#include "palimpsest/kernels/cpu/conv2d/prefetch.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/conv2d/winograd_tiles.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
+#include "palimpsest/kernels/cpu/simd/prefetch.h"
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace palimpsest::kernels::cpu::conv2d {
 namespace {
@@ -134,6 +135,7 @@ class WinogradProduct {
     float* const input = scratch<TransformedInput>(rows_per_tile_ * tiles_per_block_ * matrix_.depth);
     const int64_t step = tiles_per_block_ * matrix_.columns;
     float* const products = scratch<Products>(kElements * step);
+    std::vector<TilePixels> pixels(static_cast<std::size_t>(tiles_per_block_));
     while (column_tiles.size() > 0) {
       const int64_t group = column_tiles.begin / column_tiles_;
       const Range some{column_tiles.begin,
@@ -141,19 +143,27 @@ class WinogradProduct {
       const int64_t groups = ceil_divide(some.end, column_tiles_) - group;
       for (int64_t block = blocks.begin; block < blocks.end; ++block) {
         const Range tiles = part(tiles_.count(), block, blocks_);
-        for (int64_t t = 0; t < tiles.size(); ++t)
-          transform(tiles_.tile(tiles.begin + t), t, group * arguments_.depth, groups * arguments_.depth,
-                    input);
+        for (int64_t t = 0; t < tiles.size(); ++t) {
+          const Tiles::Tile tile = tiles_.tile(tiles.begin + t);
+          transform(tile, t, group * arguments_.depth, groups * arguments_.depth, input);
+          pixels[static_cast<std::size_t>(t)] = pixels_of(tile);
+        }
+        Prefetch next_pixels;
+        if (block + 1 < blocks.end && groups == arguments_.groups)
+          next_pixels = prefetch_input(
+              from_, tiles_, part(tiles_.count(), block + 1, blocks_), arguments_.dilation,
+              arguments_.padding.h, some.size() * kElements * chunks_ * odd_row_tiles(tiles.size()), chunk_);
         for (int64_t column = some.begin; column < some.end; ++column) {
           const float* const panels = weights + (column - column_tiles.begin) * weights_per_tile();
           const Range channels = channels_of(column);
           const int64_t place = column / column_tiles_ - group;  // of the group among those at once
           for (int64_t p = 0; p < kElements; ++p)
             multiply_element(p, tiles.size(), channels.size(), input + place * arguments_.depth, panels,
-                             products + p * step);
-          for (int64_t t = 0; t < tiles.size(); ++t)
-            write_tile(tiles_.tile(tiles.begin + t), products + t * matrix_.columns, step,
-                       column / column_tiles_ * arguments_.width + channels.begin, channels.size());
+                             products + p * step, next_pixels);
+          const int64_t channel = column / column_tiles_ * arguments_.width + channels.begin;
+          transforms_.output(tiles.size(), products, matrix_.columns, step, channels.size(), pixels.data(),
+                             static_cast<S*>(arguments_.to) + channel,
+                             arguments_.mask ? static_cast<const S*>(arguments_.mask) + channel : nullptr);
         }
       }
       weights += some.size() * weights_per_tile();
@@ -161,22 +171,29 @@ class WinogradProduct {
     }
   }
 
+  /// Odd tiles of rows prefetch the next block's pixels, the others the next panel of weights. Where a panel serves few
+  /// tiles, it needs all.
+  int64_t odd_row_tiles(int64_t tiles) const {
+    const int64_t row_tiles = ceil_divide(tiles, matrix_.rows);
+    return row_tiles > kFewestRowTiles ? row_tiles / 2 : 0;
+  }
+
   /// `to` holds whole tiles, of which the last rows and columns may be meaningless.
   void multiply_element(int64_t p, int64_t tiles, int64_t columns, const float* input, const float* panels,
-                        float* to) const {
-    const int64_t row_tiles = ceil_divide(tiles, matrix_.rows);
+                        float* to, Prefetch& next_pixels) const {
+    const int64_t row_tiles = ceil_divide(tiles, matrix_.rows), odd = odd_row_tiles(tiles);
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       const Range depth{chunk * chunk_, std::min((chunk + 1) * chunk_, arguments_.depth)};
       const float* const panel = panels + (p * arguments_.depth + depth.begin) * matrix_.columns;
       const int64_t size = depth.size() * matrix_.columns;  // of a panel
       auto next_panel = Prefetch::of_bytes(panel + size, size * static_cast<int64_t>(sizeof(float)),
-                                           row_tiles, depth.size());
+                                           row_tiles - odd, depth.size());
       for (int64_t r = 0; r < row_tiles; ++r) {
         const int64_t row = r * matrix_.rows;
         matrix_.tile_of_rows(depth.size(), input + row_offset(p, chunk, row), matrix_.depth, panel,
                              {to + row * matrix_.columns, matrix_.columns, matrix_.rows,
                               round_up(columns, matrix_.lanes), chunk > 0},
-                             next_panel.next(panel));
+                             (odd > 0 && r % 2 == 1 ? next_pixels : next_panel).next(panel));
       }
     }
   }
@@ -191,16 +208,12 @@ class WinogradProduct {
     }
   }
 
-  void write_tile(Tiles::Tile tile, const float* m, int64_t step, int64_t channel, int64_t channels) const {
-    S* y[4];
-    const S* mask[4];
-    for (int64_t i = 0; i < 4; ++i) {
-      const int64_t at = to_.offset(tile.image, tile.h + i / 2 * arguments_.dilation.h,
-                                    tile.w + i % 2 * arguments_.dilation.w);
-      y[i] = at < 0 ? nullptr : static_cast<S*>(arguments_.to) + at + channel;
-      mask[i] = at < 0 || !arguments_.mask ? nullptr : static_cast<const S*>(arguments_.mask) + at + channel;
-    }
-    transforms_.output(m, step, channels, y, arguments_.mask ? mask : nullptr);
+  TilePixels pixels_of(Tiles::Tile tile) const {
+    TilePixels pixels;
+    for (int64_t i = 0; i < 4; ++i)
+      pixels.offsets[i] = to_.offset(tile.image, tile.h + i / 2 * arguments_.dilation.h,
+                                     tile.w + i % 2 * arguments_.dilation.w);
+    return pixels;
   }
 
   const Arguments arguments_;

@@ -6,6 +6,7 @@
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
+using cpu::conv2d::TilePixels;
 using cpu::conv2d::TileRow;
 using cpu::conv2d::WinogradKernels;
 using cpu::conv2d::WinogradTransforms;
@@ -144,20 +145,32 @@ PALIMPSEST_HOST_DEVICE void apply_twice(const Read& read, const Write& write) {
   }
 }
 
+template <bool kMask, class S>
+void output_of(int64_t tiles, const float* m, int64_t tile_distance, int64_t step, int64_t channels,
+               const TilePixels* pixels, S* y, const S* mask) {
+  for (int64_t t = 0; t < tiles; ++t, m += tile_distance) {
+    const int64_t* const offsets = pixels[t].offsets;
+    for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
+      apply_twice<4, 2, apply_output>(
+          [&](int64_t i, int64_t j)
+              PALIMPSEST_INLINE_LAMBDA { return load<WinogradVector>(m + (4 * i + j) * step + c); },
+          [&](int64_t i, int64_t j, WinogradVector value) PALIMPSEST_INLINE_LAMBDA {
+            const int64_t offset = offsets[2 * i + j];
+            if (offset < 0) return;
+            if (kMask)
+              value =
+                  load_as<WinogradVector>(mask + offset + c) <= WinogradVector{} ? WinogradVector{} : value;
+            store_as(y + offset + c, value, false);
+          });
+    });
+  }
+}
+
 template <class S>
-void output(const float* m, int64_t step, int64_t channels, S* const y[4], const S* const* mask) {
-  for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
-    apply_twice<4, 2, apply_output>(
-        [&](int64_t i, int64_t j)
-            PALIMPSEST_INLINE_LAMBDA { return load<WinogradVector>(m + (4 * i + j) * step + c); },
-        [&](int64_t i, int64_t j, WinogradVector value) PALIMPSEST_INLINE_LAMBDA {
-          const int64_t k = 2 * i + j;
-          if (!y[k]) return;
-          if (mask)
-            value = load_as<WinogradVector>(mask[k] + c) <= WinogradVector{} ? WinogradVector{} : value;
-          store_as(y[k] + c, value, false);
-        });
-  });
+void output(int64_t tiles, const float* m, int64_t tile_distance, int64_t step, int64_t channels,
+            const TilePixels* pixels, S* y, const S* mask) {
+  mask ? output_of<true>(tiles, m, tile_distance, step, channels, pixels, y, mask)
+       : output_of<false>(tiles, m, tile_distance, step, channels, pixels, y, mask);
 }
 
 void weights(const float* w, int64_t distance, int64_t channels, bool rotate, float* to, int64_t step) {

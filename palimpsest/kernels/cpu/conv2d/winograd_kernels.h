@@ -25,6 +25,11 @@ struct TileRow {
   int64_t distance;  ///< of panels
 };
 
+/// Where the 2x2 outputs of a tile lie, row by row: offsets of their first channels, -1 outside of the image.
+struct TilePixels {
+  int64_t offsets[4];
+};
+
 /// The transforms that read or write images, whose values lie in S: f32, f16 or bf16.
 template <class S>
 struct WinogradTransforms {
@@ -34,9 +39,10 @@ struct WinogradTransforms {
                     const TileRow& row);
   /// Row r of A dy A^T. dy: the 2x2 pixels, row by row.
   void (*gradient_row)(int64_t r, const S* const dy[4], int64_t channels, const TileRow& row);
-  /// y = A^T m A, where element p of the 4x4 tile m lies at m + p * step. Pixels that are null are not written.
-  /// mask: null, or pixels like y, which becomes 0 where they are <= 0.
-  void (*output)(const float* m, int64_t step, int64_t channels, S* const y[4], const S* const* mask);
+  /// y = A^T m A for some tiles. Element p of the 4x4 matrix m of tile t lies at m + t * tile_distance + p * step. mask:
+  /// null, or values that lie like y, which becomes 0 where they are <= 0.
+  void (*output)(int64_t tiles, const float* m, int64_t tile_distance, int64_t step, int64_t channels,
+                 const TilePixels* pixels, S* y, const S* mask);
 };
 
 struct WinogradKernels {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include "palimpsest/base/shape.h"
+#include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/conv2d/winograd_kernels.h"
+#include "palimpsest/kernels/cpu/simd/prefetch.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -34,6 +36,16 @@ class Images {
   const S* pixel(int64_t image, int64_t h, int64_t w) const {
     const int64_t at = offset(image, h, w);
     return at < 0 ? zeros_.data() : values_ + at;
+  }
+
+  /// Returns the rows of pixels before that of (image, h), over all images.
+  int64_t rows_before(int64_t image, int64_t h) const {
+    return image * size_.h + std::clamp<int64_t>(h, 0, size_.h);
+  }
+  Prefetch prefetch(Range rows, int64_t products, int64_t steps) const {
+    const int64_t row = size_.w * channels_;
+    return Prefetch::of_bytes(values_ + rows.begin * row, rows.size() * row * static_cast<int64_t>(sizeof(S)),
+                              products, steps);
   }
 
  private:
@@ -78,6 +90,20 @@ class Tiles {
   const int64_t images_;
   const std::vector<int64_t> rows_, columns_;
 };
+
+/// Returns what these tiles read and no tile before them did: rows of whole images. Nothing if the tiles skip rows.
+/// `products` of so many steps prefetch it.
+template <class S>
+Prefetch prefetch_input(const Images<S>& images, const Tiles& tiles, Range next, Pair2 dilation,
+                        int64_t padding, int64_t products, int64_t steps) {
+  if (dilation.h * dilation.w != 1 || products == 0) return {};
+  const auto rows_before_end = [&](int64_t i) {
+    const Tiles::Tile tile = tiles.tile(i);
+    return images.rows_before(tile.image, tile.h - padding + 4);
+  };
+  const Range rows{next.begin > 0 ? rows_before_end(next.begin - 1) : 0, rows_before_end(next.end - 1)};
+  return rows.size() > 0 ? images.prefetch(rows, products, steps) : Prefetch();
+}
 
 /// Writes row r of the transformed inputs of a tile whose first input pixel is (h, w): channels [channel,
 /// channel + channels).

@@ -6,6 +6,7 @@
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/conv2d/winograd_tiles.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
+#include "palimpsest/kernels/cpu/simd/prefetch.h"
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
 #include <algorithm>
@@ -133,25 +134,37 @@ class WinogradWeightGradient {
                       outputs.begin;
         transforms_.gradient_row(r, pixels, outputs.size(), to_dy);
       }
+      Prefetch next_x;
+      if (block + 1 < blocks && inputs.size() == problem_.c_in) {
+        const Range next = part(all_tiles.size(), block + 1, blocks);
+        next_x = prefetch_input(x_, tiles_, {all_tiles.begin + next.begin, all_tiles.begin + next.end},
+                                problem_.dilation, problem_.padding.h,
+                                4 * strips.size() * tiles_per_element(), tiles.size());
+      }
       for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
         const int64_t group = strip / strips_ - groups.begin;
         float* const to = sums + ((strip - strips.begin) * kElements + 4 * r) * element();
         for (int64_t q = 0; q < 4; ++q)
           multiply_element(tiles.size(), dy + q * most * dy_step + outputs_of(strip).begin - outputs.begin,
                            dy_step, x + q * most * x_step + group * problem_.group_in(), x_step, block > 0,
-                           to + q * element());
+                           to + q * element(), next_x);
       }
     }
   }
 
+  /// Returns the tiles of multiply_element's product.
+  int64_t tiles_per_element() const {
+    return ceil_divide(columns_, matrix_.columns) * (rows_ / matrix_.rows);
+  }
+
   void multiply_element(int64_t tiles, const float* dy, int64_t dy_step, const float* x, int64_t x_step,
-                        bool add, float* sums) const {
+                        bool add, float* sums, Prefetch& next_x) const {
     for (int64_t column = 0; column < columns_; column += matrix_.columns)
       for (int64_t row = 0; row < rows_; row += matrix_.rows)
         matrix_.tile(tiles, dy + row, dy_step, x + column, x_step,
                      {sums + row * columns_ + column, columns_, matrix_.rows,
                       std::min(matrix_.columns, columns_ - column), add},
-                     {dy, 0});
+                     next_x.next(dy));
   }
 
   const Conv2dProblem& problem_;

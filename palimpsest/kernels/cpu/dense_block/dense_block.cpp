@@ -12,12 +12,12 @@ namespace palimpsest::kernels::cpu {
 namespace dense_block {
 namespace {
 
-// The size of z, and of dz: both stay in a second-level cache of 1 MiB, beside the weights and their gradient.
-constexpr int64_t kScratchBytes = int64_t{256} << 10;
+// The size of z, which stays in the second-level cache beside the next pixels, the weights and their gradient.
+constexpr int64_t kScratchBytes = int64_t{192} << 10;
 constexpr int64_t kMostPixels = 256;
 constexpr int64_t kFewestPixels = 16;
 // Channels that a backward pass in channels-last takes at a time, about: so many columns of w and of dw fit
-// beside z and dz, and z holds so many pixels that adding to dw costs little.
+// beside z, and z holds so many pixels that adding to dw costs little.
 constexpr int64_t kBlockChannels = 256;
 // Tasks of a backward pass: so many occupy many cores, and end at about the same time on few cores. Each has a
 // segment of the chunks, with its own sums, and a block of channels.
@@ -27,7 +27,6 @@ constexpr int64_t kPartialBytes = int64_t{8} << 20;  // the sums of all segments
 constexpr int64_t kSerialProducts = int64_t{1} << 20;
 
 struct ZScratch;
-struct DzScratch;
 struct HScratch;
 struct TransposedScratch;
 struct WeightScratch;
@@ -46,6 +45,10 @@ bool is_serial(const DenseProductProblem& problem) {
   return problem.n * problem.s * problem.c * problem.out < kSerialProducts;
 }
 
+int64_t threads_of(const DenseProductProblem& problem) {
+  return is_serial(problem) ? 1 : max_threads();
+}
+
 template <class Task>
 void run(const DenseProductProblem& problem, int64_t count, const Task& task) {
   if (!is_serial(problem)) return parallel_tasks(count, task);
@@ -57,6 +60,11 @@ void in_ranges(const DenseProductProblem& problem, int64_t count, const Body& bo
   if (!is_serial(problem)) return parallel_ranges(count, body);
   body(int64_t{0}, count);
 }
+
+/// The chunk that a thread reads next, probably; chunk is -1 if there is none.
+struct Next {
+  int64_t chunk = -1, block = 0;
+};
 
 enum class Pass { kForward, kBackward };
 
@@ -116,10 +124,10 @@ class Call {
     return to;
   }
 
-  void forward(int64_t i, const void* x, const T* w, void* h) const {
+  void forward(int64_t i, Next next, const void* x, const T* w, void* h) const {
     Chunk<S> chunk;
     chunk.w_stride = padded(channels_last_ ? problem_.out : problem_.c);
-    kernels_.forward(place(i, 0, chunk, x, w), static_cast<S*>(h) + h_offset(i));
+    kernels_.forward(place(i, 0, next, chunk, x, w), static_cast<S*>(h) + h_offset(i));
   }
 
   void set_per_dy(const double* per_dy) const {
@@ -127,16 +135,17 @@ class Call {
       per_dy_[c] = c < problem_.c ? static_cast<T>(per_dy[c]) : T(0);
   }
 
-  /// Adds the part of a block of channels to dw and to sums, (2, c) doubles. Either may be null.
-  void backward(int64_t i, int64_t block, const DenseProductBackward& tensors, const T* w, T* dw,
-                double* sums) const {
+  /// Adds the part of a block of channels to dw (writes it unless `add`) and to sums, (2, c) doubles. Either may
+  /// be null.
+  void backward(int64_t i, int64_t block, Next next, bool add, const DenseProductBackward& tensors,
+                const T* w, T* dw, double* sums) const {
     const int64_t first = block * block_;
     BackwardChunk<S> chunk;
     chunk.w_stride = padded(problem_.c);
-    place(i, first, chunk, tensors.x, w + first);
+    place(i, first, next, chunk, tensors.x, w + first);
     chunk.dh = static_cast<const S*>(tensors.dh) + h_offset(i);
-    chunk.dz = scratch_of<T, DzScratch>(z_size());
     if (dw) chunk.dw = dw + first;
+    chunk.add_dw = add;
     chunk.per_dy = per_dy_ + first;
     if (tensors.gradient) chunk.gradient = static_cast<T*>(tensors.gradient) + x_offset(i) + first;
     if (dw && !channels_last_)
@@ -151,13 +160,6 @@ class Call {
       sums[first + c] += static_cast<double>(chunk.sum_dy[c]);
       sums[problem_.c + first + c] += static_cast<double>(chunk.sum_dy_x[c]);
     }
-  }
-
-  /// Sets a block of channels of the packed weight gradient to zero.
-  void clear(int64_t block, T* dw) const {
-    if (!channels_last_) return std::fill(dw, dw + dw_size(), T(0));
-    const int64_t first = block * block_, count = std::min(padded(block_), padded(problem_.c) - first);
-    for (int64_t o = 0; o < problem_.out; ++o) std::fill_n(dw + o * padded(problem_.c) + first, count, T(0));
   }
 
   /// Adds the weight gradients of all segments, in their order.
@@ -208,7 +210,8 @@ class Call {
 
   /// The chunk of a block of channels, the first of which is `first`.
   template <class AnyChunk>
-  const AnyChunk& place(int64_t i, int64_t first, AnyChunk& chunk, const void* x, const T* w) const {
+  const AnyChunk& place(int64_t i, int64_t first, Next next, AnyChunk& chunk, const void* x,
+                        const T* w) const {
     chunk.pixels = pixels(i);
     chunk.c = std::min(block_, problem_.c - first);
     chunk.out = problem_.out;
@@ -221,6 +224,12 @@ class Call {
     chunk.coefficients = {coefficients_.mean + first, coefficients_.scale + first,
                           coefficients_.shift + first};
     chunk.x = static_cast<const S*>(x) + x_offset(i) + first;
+    if (next.chunk >= 0) {
+      const int64_t next_first = next.block * block_, channels = std::min(block_, problem_.c - next_first);
+      chunk.next_x = static_cast<const S*>(x) + x_offset(next.chunk) + next_first;
+      chunk.next_rows = channels_last_ ? pixels(next.chunk) : channels;
+      chunk.next_width = channels_last_ ? channels : pixels(next.chunk);
+    }
     chunk.w = w;
     chunk.z = scratch_of<T, ZScratch>(z_size());
     chunk.z_stride = z_stride();
@@ -247,7 +256,12 @@ void dense_product(const DenseProductProblem& problem, const DenseNormalization&
   dispatch_float(problem.dtype, [&]<class S>() {
     const dense_block::Call<S> call(dense_block::Pass::kForward, problem, norm);
     const auto* const packed = call.packed_weight(w, problem.layout == Layout::kChannelsLast);
-    dense_block::run(problem, call.chunks(), [&](int64_t i) { call.forward(i, x, packed, h); });
+    const int64_t threads = dense_block::threads_of(problem);
+    dense_block::run(problem, call.chunks(), [&](int64_t i) {
+      dense_block::Next next;
+      if (i + threads < call.chunks()) next = {i + threads, 0};
+      call.forward(i, next, x, packed, h);
+    });
   });
 }
 
@@ -268,14 +282,23 @@ void dense_product_backward(const DenseProductProblem& problem, const DenseNorma
     double* const sums =
         backward.sum_dy ? scratch_of<double, PartialSumScratch>(segments * sums_size) : nullptr;
     if (sums) std::fill(sums, sums + segments * sums_size, 0.0);
+    const int64_t threads = threads_of(problem);
     run(problem, segments * blocks, [&](int64_t task) {
       const int64_t segment = task / blocks, block = task % blocks;
       T* const own_dw = dw ? dw + segment * dw_size : nullptr;
       double* const own_sums = sums ? sums + segment * sums_size : nullptr;
-      if (dw) call.clear(block, own_dw);
       const int64_t begin = call.chunks() * segment / segments,
                     end = call.chunks() * (segment + 1) / segments;
-      for (int64_t i = begin; i < end; ++i) call.backward(i, block, backward, packed, own_dw, own_sums);
+      for (int64_t i = begin; i < end; ++i) {
+        // The thread probably runs the task that no thread has taken when it ends this one.
+        const int64_t after = task + threads;
+        Next next;
+        if (i + 1 < end)
+          next = {i + 1, block};
+        else if (after < segments * blocks)
+          next = {call.chunks() * (after / blocks) / segments, after % blocks};
+        call.backward(i, block, next, i > begin, backward, packed, own_dw, own_sums);
+      }
     });
     for (int64_t c = 0; sums && c < problem.c; ++c) {
       double sum_dy = 0, sum_dy_x = 0;

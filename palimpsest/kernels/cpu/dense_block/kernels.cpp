@@ -2,10 +2,13 @@
 #include "palimpsest/kernels/cpu/dense_block/kernels.h"
 
 #include "palimpsest/kernels/cpu/simd/loops.h"
+#include "palimpsest/kernels/cpu/simd/prefetch.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::dense_block {
 
+using cpu::Prefetch;
+using cpu::ReadAhead;
 using cpu::dense_block::BackwardChunk;
 using cpu::dense_block::Chunk;
 using cpu::dense_block::Kernels;
@@ -97,24 +100,40 @@ struct Left {
 
 /// Computes out[r][j] = sum over k < count of a(r, k) * b[k][j] (adds it to out if `add`), for at most
 /// kTileRows rows and exactly kVectors vectors of columns.
-template <class T, int64_t kVectors>
+template <class T, int64_t kVectors, bool kWhole>
 void tile(int64_t count, int64_t rows, const Left<T>& a, const T* b, int64_t b_stride, T* out,
-          int64_t out_stride, bool add) {
+          int64_t out_stride, bool add, const ReadAhead& ahead) {
   using V = Vector<T>;
+  // Rows at a known distance leave registers for the other addresses; those of a part of a tile read no row behind it.
   const T* from[kTileRows];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kTileRows; ++r) from[r] = a.values + (r < rows ? r : 0) * a.row;
+  const T *first = a.values, *second = a.values + 4 * a.row;
+  const int64_t row = a.row, a_step = a.step, ahead_step = ahead.step;
   V sums[kTileRows][kVectors] = {};
   int64_t at = 0;
-  for (int64_t k = 0; k < count; ++k, at += a.step, b += b_stride) {
-    V from_b[kVectors];
+  const char* row_ahead = static_cast<const char*>(ahead.from);
+  for (int64_t k = 0; k < count; row_ahead += ahead.row_bytes) {
+    int64_t steps = smaller(count - k, ahead.row_steps);
+    k += steps;
+    for (const char* next = row_ahead; steps > 0; --steps, next += ahead_step) {
+      fetch_ahead(next);
+      V from_b[kVectors];
 #pragma GCC unroll 3
-    for (int64_t v = 0; v < kVectors; ++v) from_b[v] = load<V>(b + v * kLanes<T>);
+      for (int64_t v = 0; v < kVectors; ++v) from_b[v] = load<V>(b + v * kLanes<T>);
 #pragma GCC unroll 8
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      const V from_a = broadcast<V>(from[r][at]);
+      for (int64_t r = 0; r < kTileRows; ++r) {
+        const V from_a = broadcast<V>(!kWhole ? from[r][at] : r < 4 ? first[r * row] : second[(r - 4) * row]);
 #pragma GCC unroll 3
-      for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
+        for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
+      }
+      b += b_stride;
+      if (kWhole) {
+        first += a_step;
+        second += a_step;
+      } else {
+        at += a_step;
+      }
     }
   }
   // Unrolled: if they were indexed at run time, the sums would always lie in memory.
@@ -129,26 +148,54 @@ void tile(int64_t count, int64_t rows, const Left<T>& a, const T* b, int64_t b_s
   }
 }
 
-/// Computes the whole product, over columns in whole vectors. A strip of b stays in the first-level cache for
-/// all rows.
-template <class T>
-void multiply(int64_t count, int64_t rows, int64_t columns, const Left<T>& a, const T* b, int64_t b_stride,
-              T* out, int64_t out_stride, bool add) {
+/// A tile of a product: rows and columns [row, row + rows) and [column, column + vectors * kLanes).
+struct Tile {
+  int64_t row, rows, column, vectors;
+};
+
+/// Calls visit for the tiles of a product of `rows` rows and of columns in whole vectors. A strip of b stays in the
+/// first-level cache for all rows.
+template <class T, class Visit>
+PALIMPSEST_HOST_DEVICE void for_each_tile(int64_t rows, int64_t columns, const Visit& visit) {
   const int64_t vectors = (columns + kLanes<T> - 1) / kLanes<T>;
-  for (int64_t v = 0; v < vectors; v += kTileVectors) {
-    const int64_t at = v * kLanes<T>, left = vectors - v;
-    for (int64_t r = 0; r < rows; r += kTileRows) {
-      const Left<T> some{a.values + r * a.row, a.row, a.step};
-      T* const to = out + r * out_stride + at;
-      const int64_t count_of_rows = smaller(kTileRows, rows - r);
-      if (left >= 3)
-        tile<T, 3>(count, count_of_rows, some, b + at, b_stride, to, out_stride, add);
-      else if (left == 2)
-        tile<T, 2>(count, count_of_rows, some, b + at, b_stride, to, out_stride, add);
-      else
-        tile<T, 1>(count, count_of_rows, some, b + at, b_stride, to, out_stride, add);
-    }
+  for (int64_t v = 0; v < vectors; v += kTileVectors)
+    for (int64_t r = 0; r < rows; r += kTileRows)
+      visit(Tile{r, smaller(kTileRows, rows - r), v * kLanes<T>, smaller(kTileVectors, vectors - v)});
+}
+
+template <class T>
+PALIMPSEST_HOST_DEVICE void multiply_tile(int64_t count, const Tile& t, const Left<T>& a, const T* b,
+                                          int64_t b_stride, T* out, int64_t out_stride, bool add,
+                                          const ReadAhead& ahead) {
+  const Left<T> from{a.values + t.row * a.row, a.row, a.step};
+  const auto run = [&](auto function) PALIMPSEST_INLINE_LAMBDA {
+    function(count, t.rows, from, b + t.column, b_stride, out, out_stride, add, ahead);
+  };
+  const bool whole = t.rows == kTileRows;
+  switch (t.vectors) {
+    case 1:
+      return run(whole ? tile<T, 1, true> : tile<T, 1, false>);
+    case 2:
+      return run(whole ? tile<T, 2, true> : tile<T, 2, false>);
+    default:
+      return run(whole ? tile<T, 3, true> : tile<T, 3, false>);
   }
+}
+
+/// Computes the whole product. Its tiles prefetch the next chunk of x.
+template <class S, class T>
+void multiply(const Chunk<S>& chunk, int64_t count, int64_t rows, int64_t columns, const Left<T>& a,
+              const T* b, int64_t b_stride, T* out, int64_t out_stride, bool add) {
+  const int64_t strips = (padded<T>(columns) / kLanes<T> + kTileVectors - 1) / kTileVectors;
+  Prefetch next;
+  if (chunk.next_x)
+    next = Prefetch::of_rows(chunk.next_x, chunk.next_rows, chunk.next_width * int64_t{sizeof(S)},
+                             chunk.x_stride * int64_t{sizeof(S)},
+                             strips * ((rows + kTileRows - 1) / kTileRows), count);
+  for_each_tile<T>(rows, columns, [&](const Tile& t) PALIMPSEST_INLINE_LAMBDA {
+    multiply_tile<T>(count, t, a, b, b_stride, out + t.row * out_stride + t.column, out_stride, add,
+                     next.next(b));
+  });
 }
 
 // ---- Normalization and activation
@@ -180,26 +227,27 @@ void normalize_rows(const Chunk<S>& chunk, int64_t rows, int64_t width) {
   }
 }
 
-/// Computes the gradient from dz, and the sums per column or per row.
+/// Adds to the gradient, and to the sums per column or per row, what follows from a tile of dz. Its rows lie
+/// kTileVectors vectors apart.
 template <class S, bool kColumns>
-void differentiate_rows(const BackwardChunk<S>& chunk, int64_t rows, int64_t width) {
+void differentiate_tile(const BackwardChunk<S>& chunk, const Tile& tile, int64_t width,
+                        const accumulate_t<S>* dz_values) {
   using T = accumulate_t<S>;
   using V = Vector<T>;
-  constexpr int64_t kTogether = kColumns ? 8 : 1;
+  constexpr int64_t kTogether = kColumns ? kTileRows : 1;  // rows per load of the arguments
   const bool relu = chunk.activation.relu;
-  if (kColumns && chunk.sum_dy)
-    for (int64_t j = 0; j < padded<T>(width); ++j) chunk.sum_dy[j] = chunk.sum_dy_x[j] = 0;
-  for (int64_t first = 0; first < rows; first += kTogether) {
-    const int64_t some = smaller(kTogether, rows - first);
+  for (int64_t first = 0; first < tile.rows; first += kTogether) {
+    const int64_t some = smaller(kTogether, tile.rows - first);
     V row_dy{}, row_dy_x{};
-    for (int64_t j = 0; j < width; j += kLanes<T>) {
-      const int64_t left = width - j;
-      const V mean = argument(chunk.coefficients.mean, kColumns, first, j);
-      const V per_dy = chunk.gradient ? argument(chunk.per_dy, kColumns, first, j) : V{};
+    for (int64_t v = 0; v < tile.vectors; ++v) {
+      const int64_t j = tile.column + v * kLanes<T>, left = width - j;
+      const V mean = argument(chunk.coefficients.mean, kColumns, tile.row + first, j);
+      const V per_dy = chunk.gradient ? argument(chunk.per_dy, kColumns, tile.row + first, j) : V{};
       V dys{}, dys_x{};
-      for (int64_t r = first; r < first + some; ++r) {
+      for (int64_t i = first; i < first + some; ++i) {
+        const int64_t r = tile.row + i;
         const V z = load<V>(chunk.z + r * chunk.z_stride + j),
-                dz = load<V>(chunk.dz + r * chunk.z_stride + j);
+                dz = load<V>(dz_values + (i * kTileVectors + v) * kLanes<T>);
         const V below = relu ? V{} : V(dz * chunk.activation.slope);
         const V dy = z > T(0) ? dz : below;
         dys += dy;
@@ -219,10 +267,32 @@ void differentiate_rows(const BackwardChunk<S>& chunk, int64_t rows, int64_t wid
       }
     }
     if (!kColumns && chunk.sum_dy) {
-      chunk.sum_dy[first] = static_cast<T>(sum<T>(row_dy));
-      chunk.sum_dy_x[first] = static_cast<T>(sum<T>(row_dy_x));
+      chunk.sum_dy[tile.row + first] += static_cast<T>(sum<T>(row_dy));
+      chunk.sum_dy_x[tile.row + first] += static_cast<T>(sum<T>(row_dy_x));
     }
   }
+}
+
+/// Computes dz, a tile at a time, and the gradients that follow from it.
+template <class S, bool kColumns>
+void differentiate(const BackwardChunk<S>& chunk, int64_t rows, int64_t width, const Left<accumulate_t<S>>& a,
+                   const accumulate_t<S>* b, int64_t b_stride) {
+  using T = accumulate_t<S>;
+  if (chunk.sum_dy)
+    for (int64_t j = 0; j < padded<T>(chunk.c); ++j) chunk.sum_dy[j] = chunk.sum_dy_x[j] = 0;
+  alignas(64) T dz[kTileRows * kTileVectors * kLanes<T>];
+  for_each_tile<T>(rows, width, [&](const Tile& t) PALIMPSEST_INLINE_LAMBDA {
+    // The part of the gradient that this tile adds to: a row of it in each part of the steps.
+    ReadAhead ahead{b, 0};
+    if (chunk.gradient) {
+      const int64_t row_steps = (chunk.out + t.rows - 1) / t.rows;
+      ahead = {chunk.gradient + t.row * chunk.x_stride + t.column,
+               (t.vectors * kLanes<T> * int64_t{sizeof(T)} + row_steps - 1) / row_steps, row_steps,
+               chunk.x_stride * int64_t{sizeof(T)}};
+    }
+    multiply_tile<T>(chunk.out, t, a, b, b_stride, dz, kTileVectors * kLanes<T>, false, ahead);
+    differentiate_tile<S, kColumns>(chunk, t, width, dz);
+  });
 }
 
 // ---- The functions of the table
@@ -250,12 +320,12 @@ void forward(const Chunk<S>& chunk, S* h) {
   const int64_t to_stride = direct ? chunk.h_stride : chunk.h_scratch_stride;
   if (chunk.channels_last) {
     normalize_rows<S, true>(chunk, chunk.pixels, chunk.c);
-    multiply<T>(chunk.c, rows, width, {chunk.z, chunk.z_stride, 1}, chunk.w, chunk.w_stride, to, to_stride,
-                false);
+    multiply<S, T>(chunk, chunk.c, rows, width, {chunk.z, chunk.z_stride, 1}, chunk.w, chunk.w_stride, to,
+                   to_stride, false);
   } else {
     normalize_rows<S, false>(chunk, chunk.c, chunk.pixels);
-    multiply<T>(chunk.c, rows, width, {chunk.w, chunk.w_stride, 1}, chunk.z, chunk.z_stride, to, to_stride,
-                false);
+    multiply<S, T>(chunk, chunk.c, rows, width, {chunk.w, chunk.w_stride, 1}, chunk.z, chunk.z_stride, to,
+                   to_stride, false);
   }
   if (!direct) store_rows<S>(rows, width, chunk.h_scratch, chunk.h_scratch_stride, h, chunk.h_stride);
 }
@@ -273,27 +343,21 @@ void backward(const BackwardChunk<S>& chunk) {
   const bool to_x = chunk.gradient || chunk.sum_dy;
   if (chunk.channels_last) {
     normalize_rows<S, true>(chunk, chunk.pixels, chunk.c);
-    if (to_x)
-      multiply<T>(chunk.out, chunk.pixels, chunk.c, {dh, dh_stride, 1}, chunk.w, w_stride, chunk.dz,
-                  chunk.z_stride, false);
+    if (to_x) differentiate<S, true>(chunk, chunk.pixels, chunk.c, {dh, dh_stride, 1}, chunk.w, w_stride);
     if (chunk.dw)
-      multiply<T>(chunk.pixels, chunk.out, chunk.c, {dh, 1, dh_stride}, chunk.z, chunk.z_stride, chunk.dw,
-                  w_stride, true);
-    if (to_x) differentiate_rows<S, true>(chunk, chunk.pixels, chunk.c);
+      multiply<S, T>(chunk, chunk.pixels, chunk.out, chunk.c, {dh, 1, dh_stride}, chunk.z, chunk.z_stride,
+                     chunk.dw, w_stride, chunk.add_dw);
   } else {
     normalize_rows<S, false>(chunk, chunk.c, chunk.pixels);
-    if (to_x)
-      multiply<T>(chunk.out, chunk.c, chunk.pixels, {chunk.w, 1, w_stride}, dh, dh_stride, chunk.dz,
-                  chunk.z_stride, false);
+    if (to_x) differentiate<S, false>(chunk, chunk.c, chunk.pixels, {chunk.w, 1, w_stride}, dh, dh_stride);
     if (chunk.dw) {
       const int64_t stride = padded<T>(chunk.out);
       for (int64_t o = 0; o < chunk.out; ++o)
         for (int64_t p = 0; p < chunk.pixels; ++p)
           chunk.dh_transposed[p * stride + o] = dh[o * dh_stride + p];
-      multiply<T>(chunk.pixels, chunk.c, chunk.out, {chunk.z, chunk.z_stride, 1}, chunk.dh_transposed, stride,
-                  chunk.dw, stride, true);
+      multiply<S, T>(chunk, chunk.pixels, chunk.c, chunk.out, {chunk.z, chunk.z_stride, 1},
+                     chunk.dh_transposed, stride, chunk.dw, stride, chunk.add_dw);
     }
-    if (to_x) differentiate_rows<S, false>(chunk, chunk.c, chunk.pixels);
   }
 }
 

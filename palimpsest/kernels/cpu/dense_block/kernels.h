@@ -44,6 +44,9 @@ struct Chunk {
   int64_t z_stride = 0;
   T* h_scratch = nullptr;  ///< scratch: rows of h x h_scratch_stride
   int64_t h_scratch_stride = 0;
+  /// What is read next, and is prefetched: rows of a chunk of x, x_stride apart. None if there is no such chunk.
+  const S* next_x = nullptr;
+  int64_t next_rows = 0, next_width = 0;
 };
 
 /// `c` may be a block of the layer's channels: x, w, the coefficients, per_dy, gradient and dw are at the block's
@@ -52,13 +55,13 @@ template <class S>
 struct BackwardChunk : Chunk<S> {
   using T = accumulate_t<S>;
   const S* dh = nullptr;
-  T* dz = nullptr;             ///< scratch like z
   T* dh_transposed = nullptr;  ///< scratch, NCHW only: pixels x padded(out); null if dw is
   const T* per_dy = nullptr;   ///< padded, like the coefficients
   T* gradient = nullptr;       ///< may be null
-  /// The products are added to dw: in channels-last a row per output, w_stride apart; in NCHW (c, padded(out)).
-  /// May be null.
+  /// The products are written to dw, or added: in channels-last a row per output, w_stride apart; in NCHW
+  /// (c, padded(out)). May be null.
   T* dw = nullptr;
+  bool add_dw = false;
   T* sum_dy = nullptr;  ///< padded(c) values, which are written; both sums are null if not needed
   T* sum_dy_x = nullptr;
 };

@@ -1,4 +1,4 @@
-#include "palimpsest/kernels/cpu/conv2d/prefetch.h"
+#include "palimpsest/kernels/cpu/simd/prefetch.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 namespace palimpsest::testing {
 namespace {
 
-using kernels::cpu::conv2d::Prefetch;
-using kernels::cpu::conv2d::ReadAhead;
+using kernels::cpu::Prefetch;
+using kernels::cpu::ReadAhead;
 
 constexpr int64_t kLine = 64;
 
@@ -21,7 +21,7 @@ struct Prefetched {
   int64_t most_lines = 0;   ///< of a product
 };
 
-/// What so many products of so many steps prefetch, as matrix_kernels.cpp does.
+/// What so many products of so many steps prefetch, as kernels of products do.
 Prefetched all_of(Prefetch prefetch, const char* memory, int64_t products, int64_t steps) {
   const char nothing = 0;
   Prefetched all;

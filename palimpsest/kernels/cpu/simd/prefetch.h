@@ -1,13 +1,22 @@
 #pragma once
 
-#include "palimpsest/base/shape.h"
-#include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
+#include "palimpsest/base/host_device.h"
 #include "palimpsest/kernels/cpu/simd/block.h"
 
-#include <algorithm>
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::conv2d {
+namespace palimpsest::kernels::cpu {
+
+/// What a product prefetches, a place per step: row_steps places of a row, `step` bytes apart, then those of the next
+/// row. See Prefetch.
+struct ReadAhead {
+  const void* from;
+  int64_t step;
+  int64_t row_steps = kAllSteps;
+  int64_t row_bytes = 0;  ///< between the starts of two rows
+
+  static constexpr int64_t kAllSteps = int64_t{1} << 62;  ///< one row
+};
 
 /// Memory that will be read soon. The products that run before prefetch it in equal shares: one that asked for a new
 /// cache line in each step would ask for more than memory provides, and wait.
@@ -17,22 +26,23 @@ class Prefetch {
   Prefetch() = default;
 
   /// `bytes` bytes that follow each other; each of the products has `steps` steps.
-  static Prefetch of_bytes(const void* from, int64_t bytes, int64_t products, int64_t steps) {
+  PALIMPSEST_HOST_DEVICE static Prefetch of_bytes(const void* from, int64_t bytes, int64_t products,
+                                                  int64_t steps) {
     const int64_t step = step_of(bytes, products * steps);
     return Prefetch(from, bytes, steps * step, {nullptr, step});
   }
 
   /// Rows of `size` bytes, which begin `row_bytes` apart. A product takes whole rows, if it has the steps: one line of
   /// each row would lie on as many pages.
-  static Prefetch of_rows(const void* from, int64_t rows, int64_t size, int64_t row_bytes, int64_t products,
-                          int64_t steps) {
-    const int64_t each = ceil_divide(rows, products), row_steps = std::max<int64_t>(1, steps / each);
+  PALIMPSEST_HOST_DEVICE static Prefetch of_rows(const void* from, int64_t rows, int64_t size,
+                                                 int64_t row_bytes, int64_t products, int64_t steps) {
+    const int64_t each = (rows + products - 1) / products, row_steps = steps < each ? 1 : steps / each;
     return Prefetch(from, rows * row_bytes, each * row_bytes,
                     {nullptr, step_of(size, row_steps), row_steps, row_bytes});
   }
 
   /// Returns the share of the next product; `nothing`, memory that is in the cache, if none is left.
-  ReadAhead next(const void* nothing) {
+  PALIMPSEST_HOST_DEVICE ReadAhead next(const void* nothing) {
     if (at_ >= end_) return {nothing, 0};
     ReadAhead share = share_;
     share.from = at_;
@@ -41,13 +51,15 @@ class Prefetch {
   }
 
  private:
-  Prefetch(const void* from, int64_t bytes, int64_t share_bytes, const ReadAhead& share)
+  PALIMPSEST_HOST_DEVICE Prefetch(const void* from, int64_t bytes, int64_t share_bytes,
+                                  const ReadAhead& share)
       : at_(static_cast<const char*>(from)), end_(at_ + bytes), share_bytes_(share_bytes), share_(share) {}
 
   /// Returns the bytes from the place of one step to that of the next. No line is left out if the lines are no more than
   /// the steps.
-  static int64_t step_of(int64_t bytes, int64_t steps) {
-    return std::min(kLineBytes, ceil_divide(bytes, steps));
+  PALIMPSEST_HOST_DEVICE static int64_t step_of(int64_t bytes, int64_t steps) {
+    const int64_t each = (bytes + steps - 1) / steps;
+    return each < kLineBytes ? each : kLineBytes;
   }
 
   const char *at_ = nullptr, *end_ = nullptr;
@@ -55,4 +67,4 @@ class Prefetch {
   ReadAhead share_{};
 };
 
-}  // namespace palimpsest::kernels::cpu::conv2d
+}  // namespace palimpsest::kernels::cpu
