@@ -10,6 +10,7 @@
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 namespace palimpsest::kernels::cpu::conv2d {
@@ -52,7 +53,11 @@ class WinogradProduct {
         rows_per_tile_(ceil_divide(kElements, per_row_) * chunks_),
         tiles_per_block_(matrix_.rows * std::clamp(kMostRows / rows_per_tile_ / matrix_.rows, kFewestRowTiles,
                                                    kMostRowTiles)),
-        blocks_(ceil_divide(tiles_.count(), tiles_per_block_)) {}
+        blocks_(ceil_divide(tiles_.count(), tiles_per_block_)) {
+    for (int64_t p = 0; p < kElements; ++p)
+      offsets_[static_cast<std::size_t>(p)] =
+          p / per_row_ * tiles_per_block_ * matrix_.depth + p % per_row_ * chunk_;
+  }
 
   /// forward: w is (groups * width, 3, 3, depth); else (groups * depth, 3, 3, width), and is turned.
   void write(const float* w, bool forward) const {
@@ -126,8 +131,8 @@ class WinogradProduct {
 
   /// Returns where row `t` of element p and chunk `chunk` lies among the transformed inputs.
   int64_t row_offset(int64_t p, int64_t chunk, int64_t t) const {
-    const int64_t row = chunk * (rows_per_tile_ / chunks_) + p / per_row_;
-    return (row * tiles_per_block_ + t) * matrix_.depth + p % per_row_ * chunk_;
+    const int64_t row = chunk * (rows_per_tile_ / chunks_);
+    return (row * tiles_per_block_ + t) * matrix_.depth + offsets_[static_cast<std::size_t>(p)];
   }
 
   /// Computes some tiles of columns, of one group or of at most groups_at_once_ groups.
@@ -199,12 +204,13 @@ class WinogradProduct {
   }
 
   void transform(Tiles::Tile tile, int64_t t, int64_t channel, int64_t channels, float* to) const {
-    const Tiles::Tile input{tile.image, tile.h - arguments_.padding.h, tile.w - arguments_.padding.w};
+    const TileInput<S> input(from_,
+                             {tile.image, tile.h - arguments_.padding.h, tile.w - arguments_.padding.w},
+                             arguments_.dilation, channel);
     for (int64_t r = 0; r < 4; ++r) {
       TileRow row{{}, chunk_, rows_per_tile_ / chunks_ * tiles_per_block_ * matrix_.depth};
       for (int64_t q = 0; q < 4; ++q) row.to[q] = to + row_offset(4 * r + q, 0, t);
-      transform_input(transforms_, from_, input, arguments_.dilation, r, channel, channels, arguments_.relu,
-                      row);
+      input.transform(transforms_, r, channels, arguments_.relu, row);
     }
   }
 
@@ -228,6 +234,8 @@ class WinogradProduct {
   const int64_t per_row_;         ///< elements of a tile that share a row of `depth` values
   const int64_t rows_per_tile_;   ///< of transformed inputs
   const int64_t tiles_per_block_, blocks_;
+  /// Of the elements of a tile; dividing for each tile would cost as much as its sums.
+  std::array<int64_t, kElements> offsets_{};
 };
 
 }  // namespace

@@ -105,20 +105,25 @@ Prefetch prefetch_input(const Images<S>& images, const Tiles& tiles, Range next,
   return rows.size() > 0 ? images.prefetch(rows, products, steps) : Prefetch();
 }
 
-/// Writes row r of the transformed inputs of a tile whose first input pixel is (h, w): channels [channel,
-/// channel + channels).
+/// The 4x4 input pixels of a tile, from a channel on.
 template <class S>
-void transform_input(const WinogradTransforms<S>& transforms, const Images<S>& images, Tiles::Tile input,
-                     Pair2 dilation, int64_t r, int64_t channel, int64_t channels, bool relu,
-                     const TileRow& row) {
-  constexpr int64_t kFirst[4] = {0, 1, 2, 1}, kSecond[4] = {2, 2, 1, 3};
-  const S *first[4], *second[4];
-  for (int64_t j = 0; j < 4; ++j) {
-    const int64_t w = input.w + j * dilation.w;
-    first[j] = images.pixel(input.image, input.h + kFirst[r] * dilation.h, w) + channel;
-    second[j] = images.pixel(input.image, input.h + kSecond[r] * dilation.h, w) + channel;
+struct TileInput {
+  const S* pixels[4][4];
+
+  /// The first pixel is (h, w) of `first`.
+  TileInput(const Images<S>& images, Tiles::Tile first, Pair2 dilation, int64_t channel) {
+    for (int64_t i = 0; i < 4; ++i)
+      for (int64_t j = 0; j < 4; ++j)
+        pixels[i][j] =
+            images.pixel(first.image, first.h + i * dilation.h, first.w + j * dilation.w) + channel;
   }
-  transforms.input_row(r, first, second, channels, relu, row);
-}
+
+  /// Writes row r of the transformed tile.
+  void transform(const WinogradTransforms<S>& transforms, int64_t r, int64_t channels, bool relu,
+                 const TileRow& row) const {
+    constexpr int64_t kFirst[4] = {0, 1, 2, 1}, kSecond[4] = {2, 2, 1, 3};
+    transforms.input_row(r, pixels[kFirst[r]], pixels[kSecond[r]], channels, relu, row);
+  }
+};
 
 }  // namespace palimpsest::kernels::cpu::conv2d

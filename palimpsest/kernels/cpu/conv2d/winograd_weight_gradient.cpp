@@ -124,9 +124,9 @@ class WinogradWeightGradient {
           to_x.to[q] = x + (q * most + t) * x_step;
           to_dy.to[q] = dy + (q * most + t) * dy_step;
         }
-        transform_input(transforms_, x_,
-                        {tile.image, tile.h - problem_.padding.h, tile.w - problem_.padding.w},
-                        problem_.dilation, r, inputs.begin, inputs.size(), problem_.relu_x, to_x);
+        TileInput<S>(x_, {tile.image, tile.h - problem_.padding.h, tile.w - problem_.padding.w},
+                     problem_.dilation, inputs.begin)
+            .transform(transforms_, r, inputs.size(), problem_.relu_x, to_x);
         const S* pixels[4];
         for (int64_t i = 0; i < 4; ++i)
           pixels[i] = dy_.pixel(tile.image, tile.h + i / 2 * problem_.dilation.h,
