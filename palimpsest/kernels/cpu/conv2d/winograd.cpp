@@ -204,13 +204,13 @@ class WinogradProduct {
   }
 
   void transform(Tiles::Tile tile, int64_t t, int64_t channel, int64_t channels, float* to) const {
-    const TileInput<S> input(from_,
-                             {tile.image, tile.h - arguments_.padding.h, tile.w - arguments_.padding.w},
-                             arguments_.dilation, channel);
+    const Tiles::Tile first{tile.image, tile.h - arguments_.padding.h, tile.w - arguments_.padding.w};
+    const S* pixels[4][4];
+    for (int64_t i = 0; i < 4; ++i) find_pixels(from_, first, arguments_.dilation, i, channel, pixels[i]);
     for (int64_t r = 0; r < 4; ++r) {
       TileRow row{{}, chunk_, rows_per_tile_ / chunks_ * tiles_per_block_ * matrix_.depth};
       for (int64_t q = 0; q < 4; ++q) row.to[q] = to + row_offset(4 * r + q, 0, t);
-      input.transform(transforms_, r, channels, arguments_.relu, row);
+      transforms_.input_row(r, pixels[kFirstRow[r]], pixels[kSecondRow[r]], channels, arguments_.relu, row);
     }
   }
 

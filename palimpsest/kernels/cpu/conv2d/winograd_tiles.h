@@ -105,25 +105,15 @@ Prefetch prefetch_input(const Images<S>& images, const Tiles& tiles, Range next,
   return rows.size() > 0 ? images.prefetch(rows, products, steps) : Prefetch();
 }
 
-/// The 4x4 input pixels of a tile, from a channel on.
+/// Row r of the transformed inputs of a tile combines these two rows of its 4x4 input pixels.
+inline constexpr int64_t kFirstRow[4] = {0, 1, 2, 1}, kSecondRow[4] = {2, 2, 1, 3};
+
+/// Finds row i of the input pixels of a tile, from a channel on. The first pixel of the tile is (h, w) of `first`.
 template <class S>
-struct TileInput {
-  const S* pixels[4][4];
-
-  /// The first pixel is (h, w) of `first`.
-  TileInput(const Images<S>& images, Tiles::Tile first, Pair2 dilation, int64_t channel) {
-    for (int64_t i = 0; i < 4; ++i)
-      for (int64_t j = 0; j < 4; ++j)
-        pixels[i][j] =
-            images.pixel(first.image, first.h + i * dilation.h, first.w + j * dilation.w) + channel;
-  }
-
-  /// Writes row r of the transformed tile.
-  void transform(const WinogradTransforms<S>& transforms, int64_t r, int64_t channels, bool relu,
-                 const TileRow& row) const {
-    constexpr int64_t kFirst[4] = {0, 1, 2, 1}, kSecond[4] = {2, 2, 1, 3};
-    transforms.input_row(r, pixels[kFirst[r]], pixels[kSecond[r]], channels, relu, row);
-  }
-};
+void find_pixels(const Images<S>& images, Tiles::Tile first, Pair2 dilation, int64_t i, int64_t channel,
+                 const S* row[4]) {
+  for (int64_t j = 0; j < 4; ++j)
+    row[j] = images.pixel(first.image, first.h + i * dilation.h, first.w + j * dilation.w) + channel;
+}
 
 }  // namespace palimpsest::kernels::cpu::conv2d

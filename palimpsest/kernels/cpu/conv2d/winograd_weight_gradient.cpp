@@ -124,9 +124,11 @@ class WinogradWeightGradient {
           to_x.to[q] = x + (q * most + t) * x_step;
           to_dy.to[q] = dy + (q * most + t) * dy_step;
         }
-        TileInput<S>(x_, {tile.image, tile.h - problem_.padding.h, tile.w - problem_.padding.w},
-                     problem_.dilation, inputs.begin)
-            .transform(transforms_, r, inputs.size(), problem_.relu_x, to_x);
+        const Tiles::Tile first{tile.image, tile.h - problem_.padding.h, tile.w - problem_.padding.w};
+        const S *first_row[4], *second_row[4];
+        find_pixels(x_, first, problem_.dilation, kFirstRow[r], inputs.begin, first_row);
+        find_pixels(x_, first, problem_.dilation, kSecondRow[r], inputs.begin, second_row);
+        transforms_.input_row(r, first_row, second_row, inputs.size(), problem_.relu_x, to_x);
         const S* pixels[4];
         for (int64_t i = 0; i < 4; ++i)
           pixels[i] = dy_.pixel(tile.image, tile.h + i / 2 * problem_.dilation.h,
