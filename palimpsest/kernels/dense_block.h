@@ -16,14 +16,14 @@
 /// contiguous and of `dtype`, x and h in `layout`; no alignment is required. gradient (N, total, S), dw
 /// (out, c): accumulate_t (f64 for f64, else f32). 16-bit z and h are rounded once. Vectors are f64, one
 /// value per channel. Sums have the same bytes for any number of threads.
-/// Memory: per thread a scratch buffer for z of at most 192 KiB (or 16 rows); for all threads together a packed
-/// copy of the weights, and at most 8 MiB (or one dw) of partial sums. The threads
-/// keep this memory for their next calls.
+/// Memory: per thread a scratch buffer for z of about 192 KiB (or 16 pixels) and one for the same pixels of h, in NCHW
+/// also of dh; for all threads together a packed copy of the weights, and at most 8 MiB (or one dw) of partial sums. The
+/// threads keep this memory for their next calls.
 /// Source: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017; the
 /// shared statistics and the deferred correction are ours.
 namespace palimpsest::kernels {
 
-/// The problem of one layer's product.
+/// The problem of one layer's product. All sizes are positive.
 struct DenseProductProblem {
   int64_t n = 0, s = 0;  ///< images, pixels of each
   int64_t c = 0;         ///< channels that are read, from the buffer's first on

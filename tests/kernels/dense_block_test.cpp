@@ -66,6 +66,12 @@ TYPED_TEST(DenseBlock, EqualsTheReferenceForSeveralBlocksOfChannels) {
       for (const int64_t s : {3, 290}) expect_equals_reference<TypeParam>({2, s, c, c + 3, 12, layout});
 }
 
+TYPED_TEST(DenseBlock, EqualsTheReferenceWhereASegmentHasSeveralChunks) {
+  expect_equals_reference<TypeParam>({70, 3, 20, 23, 12, Layout::kNCHW});
+  expect_equals_reference<TypeParam>({2, 4500, 8, 11, 12, Layout::kChannelsLast});
+  expect_equals_reference<TypeParam>({2, 1000, 2050, 2053, 4, Layout::kChannelsLast});
+}
+
 TYPED_TEST(DenseBlock, HasTheSameBytesForAnyNumberOfThreads) {
   const int before = omp_get_max_threads();
   const auto expect_same = [](const DenseCase& c) {
@@ -87,6 +93,7 @@ TYPED_TEST(DenseBlock, HasTheSameBytesForAnyNumberOfThreads) {
     expect_same({7, 300, 40, 44, 24, layout});
     expect_same({3, 300, 530, 532, 24, layout});
   }
+  expect_same({2, 4500, 8, 11, 24, Layout::kChannelsLast});
   omp_set_num_threads(before);
 }
 
@@ -94,7 +101,7 @@ TYPED_TEST(DenseBlock, WritesOnlyTheGradientsThatAreAskedFor) {
   for (const DenseCase& c :
        {DenseCase{2, 30, 20, 24, 12, Layout::kNCHW}, DenseCase{2, 30, 20, 24, 12, Layout::kChannelsLast},
         DenseCase{2, 30, 300, 304, 12, Layout::kChannelsLast}}) {
-    DenseTensors<TypeParam> all(c), sums(c), weight(c);
+    DenseTensors<TypeParam> all(c), sums(c), weight(c), gradient(c), inputs(c);
     kernels::cpu::dense_product_backward(c.problem<TypeParam>(), all.norm(), all.backward());
     auto t = sums.backward();
     t.dw = t.gradient = nullptr;
@@ -105,6 +112,16 @@ TYPED_TEST(DenseBlock, WritesOnlyTheGradientsThatAreAskedFor) {
     t.gradient = nullptr, t.sum_dy = t.sum_dy_x = nullptr;
     kernels::cpu::dense_product_backward(c.problem<TypeParam>(), weight.norm(), t);
     EXPECT_TRUE(same_bytes(weight.dw.values(), all.dw.values()));
+    t = gradient.backward();
+    t.dw = nullptr, t.sum_dy = t.sum_dy_x = nullptr;
+    kernels::cpu::dense_product_backward(c.problem<TypeParam>(), gradient.norm(), t);
+    EXPECT_TRUE(same_bytes(gradient.gradient.values(), all.gradient.values()));
+    EXPECT_TRUE(same_bytes(gradient.dw.values(), DenseTensors<TypeParam>(c).dw.values()));
+    t = inputs.backward();
+    t.dw = nullptr;
+    kernels::cpu::dense_product_backward(c.problem<TypeParam>(), inputs.norm(), t);
+    EXPECT_TRUE(same_bytes(inputs.gradient.values(), all.gradient.values()));
+    EXPECT_EQ(inputs.sum_dy_x, all.sum_dy_x);
   }
 }
 

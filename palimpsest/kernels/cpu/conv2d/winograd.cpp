@@ -155,9 +155,10 @@ class WinogradProduct {
         }
         Prefetch next_pixels;
         if (block + 1 < blocks.end && groups == arguments_.groups)
-          next_pixels = prefetch_input(
-              from_, tiles_, part(tiles_.count(), block + 1, blocks_), arguments_.dilation,
-              arguments_.padding.h, some.size() * kElements * chunks_ * odd_row_tiles(tiles.size()), chunk_);
+          next_pixels = prefetch_input(from_, tiles_, part(tiles_.count(), block + 1, blocks_),
+                                       arguments_.dilation, arguments_.padding.h,
+                                       some.size() * kElements * chunks_ * odd_row_tiles(tiles.size()),
+                                       std::min(chunk_, arguments_.depth));
         for (int64_t column = some.begin; column < some.end; ++column) {
           const float* const panels = weights + (column - column_tiles.begin) * weights_per_tile();
           const Range channels = channels_of(column);

@@ -39,8 +39,8 @@ struct WinogradTransforms {
                     const TileRow& row);
   /// Row r of A dy A^T. dy: the 2x2 pixels, row by row.
   void (*gradient_row)(int64_t r, const S* const dy[4], int64_t channels, const TileRow& row);
-  /// y = A^T m A for some tiles. Element p of the 4x4 matrix m of tile t lies at m + t * tile_distance + p * step. mask:
-  /// null, or values that lie like y, which becomes 0 where they are <= 0.
+  /// y = A^T m A for some tiles. Element p of the 4x4 matrix m of tile t lies at m + t * tile_distance + p * step.
+  /// mask: null, or values that lie like y, which becomes 0 where they are <= 0.
   void (*output)(int64_t tiles, const float* m, int64_t tile_distance, int64_t step, int64_t channels,
                  const TilePixels* pixels, S* y, const S* mask);
 };

@@ -91,8 +91,8 @@ class Tiles {
   const std::vector<int64_t> rows_, columns_;
 };
 
-/// Returns what these tiles read and no tile before them did: rows of whole images. Nothing if the tiles skip rows.
-/// `products` of so many steps prefetch it.
+/// Returns what the tiles `next` read and those before them did not: rows of whole images. Nothing if the tiles skip rows.
+/// `products` of so many steps prefetch it. next.begin > 0.
 template <class S>
 Prefetch prefetch_input(const Images<S>& images, const Tiles& tiles, Range next, Pair2 dilation,
                         int64_t padding, int64_t products, int64_t steps) {
@@ -101,7 +101,7 @@ Prefetch prefetch_input(const Images<S>& images, const Tiles& tiles, Range next,
     const Tiles::Tile tile = tiles.tile(i);
     return images.rows_before(tile.image, tile.h - padding + 4);
   };
-  const Range rows{next.begin > 0 ? rows_before_end(next.begin - 1) : 0, rows_before_end(next.end - 1)};
+  const Range rows{rows_before_end(next.begin - 1), rows_before_end(next.end - 1)};
   return rows.size() > 0 ? images.prefetch(rows, products, steps) : Prefetch();
 }
 

@@ -7,6 +7,7 @@
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace palimpsest::kernels::cpu {
 namespace dense_block {
@@ -61,9 +62,9 @@ void in_ranges(const DenseProductProblem& problem, int64_t count, const Body& bo
   body(int64_t{0}, count);
 }
 
-/// The chunk that a thread reads next, probably; chunk is -1 if there is none.
+/// The part of x that a thread probably reads next.
 struct Next {
-  int64_t chunk = -1, block = 0;
+  int64_t chunk, block;
 };
 
 enum class Pass { kForward, kBackward };
@@ -124,7 +125,7 @@ class Call {
     return to;
   }
 
-  void forward(int64_t i, Next next, const void* x, const T* w, void* h) const {
+  void forward(int64_t i, const std::optional<Next>& next, const void* x, const T* w, void* h) const {
     Chunk<S> chunk;
     chunk.w_stride = padded(channels_last_ ? problem_.out : problem_.c);
     kernels_.forward(place(i, 0, next, chunk, x, w), static_cast<S*>(h) + h_offset(i));
@@ -137,8 +138,8 @@ class Call {
 
   /// Adds the part of a block of channels to dw (writes it unless `add`) and to sums, (2, c) doubles. Either may
   /// be null.
-  void backward(int64_t i, int64_t block, Next next, bool add, const DenseProductBackward& tensors,
-                const T* w, T* dw, double* sums) const {
+  void backward(int64_t i, int64_t block, const std::optional<Next>& next, bool add,
+                const DenseProductBackward& tensors, const T* w, T* dw, double* sums) const {
     const int64_t first = block * block_;
     BackwardChunk<S> chunk;
     chunk.w_stride = padded(problem_.c);
@@ -210,8 +211,8 @@ class Call {
 
   /// The chunk of a block of channels, the first of which is `first`.
   template <class AnyChunk>
-  const AnyChunk& place(int64_t i, int64_t first, Next next, AnyChunk& chunk, const void* x,
-                        const T* w) const {
+  const AnyChunk& place(int64_t i, int64_t first, const std::optional<Next>& next, AnyChunk& chunk,
+                        const void* x, const T* w) const {
     chunk.pixels = pixels(i);
     chunk.c = std::min(block_, problem_.c - first);
     chunk.out = problem_.out;
@@ -224,11 +225,11 @@ class Call {
     chunk.coefficients = {coefficients_.mean + first, coefficients_.scale + first,
                           coefficients_.shift + first};
     chunk.x = static_cast<const S*>(x) + x_offset(i) + first;
-    if (next.chunk >= 0) {
-      const int64_t next_first = next.block * block_, channels = std::min(block_, problem_.c - next_first);
-      chunk.next_x = static_cast<const S*>(x) + x_offset(next.chunk) + next_first;
-      chunk.next_rows = channels_last_ ? pixels(next.chunk) : channels;
-      chunk.next_width = channels_last_ ? channels : pixels(next.chunk);
+    if (next) {
+      const int64_t next_first = next->block * block_, channels = std::min(block_, problem_.c - next_first);
+      chunk.next_x = static_cast<const S*>(x) + x_offset(next->chunk) + next_first;
+      chunk.next_rows = channels_last_ ? pixels(next->chunk) : channels;
+      chunk.next_width = channels_last_ ? channels : pixels(next->chunk);
     }
     chunk.w = w;
     chunk.z = scratch_of<T, ZScratch>(z_size());
@@ -258,7 +259,7 @@ void dense_product(const DenseProductProblem& problem, const DenseNormalization&
     const auto* const packed = call.packed_weight(w, problem.layout == Layout::kChannelsLast);
     const int64_t threads = dense_block::threads_of(problem);
     dense_block::run(problem, call.chunks(), [&](int64_t i) {
-      dense_block::Next next;
+      std::optional<dense_block::Next> next;
       if (i + threads < call.chunks()) next = {i + threads, 0};
       call.forward(i, next, x, packed, h);
     });
@@ -283,6 +284,7 @@ void dense_product_backward(const DenseProductProblem& problem, const DenseNorma
         backward.sum_dy ? scratch_of<double, PartialSumScratch>(segments * sums_size) : nullptr;
     if (sums) std::fill(sums, sums + segments * sums_size, 0.0);
     const int64_t threads = threads_of(problem);
+    // Each segment has a chunk, the first of which writes dw.
     run(problem, segments * blocks, [&](int64_t task) {
       const int64_t segment = task / blocks, block = task % blocks;
       T* const own_dw = dw ? dw + segment * dw_size : nullptr;
@@ -292,7 +294,7 @@ void dense_product_backward(const DenseProductProblem& problem, const DenseNorma
       for (int64_t i = begin; i < end; ++i) {
         // The thread probably runs the task that no thread has taken when it ends this one.
         const int64_t after = task + threads;
-        Next next;
+        std::optional<Next> next;
         if (i + 1 < end)
           next = {i + 1, block};
         else if (after < segments * blocks)

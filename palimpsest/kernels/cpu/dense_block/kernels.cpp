@@ -98,8 +98,8 @@ struct Left {
   int64_t row, step;
 };
 
-/// Computes out[r][j] = sum over k < count of a(r, k) * b[k][j] (adds it to out if `add`), for at most
-/// kTileRows rows and exactly kVectors vectors of columns.
+/// Computes out[r][j] = sum over k < count of a(r, k) * b[k][j] (adds it to out if `add`), for exactly kVectors
+/// vectors of columns, and for kTileRows rows (kWhole) or fewer. Prefetches `ahead`.
 template <class T, int64_t kVectors, bool kWhole>
 void tile(int64_t count, int64_t rows, const Left<T>& a, const T* b, int64_t b_stride, T* out,
           int64_t out_stride, bool add, const ReadAhead& ahead) {
@@ -157,7 +157,7 @@ struct Tile {
 /// first-level cache for all rows.
 template <class T, class Visit>
 PALIMPSEST_HOST_DEVICE void for_each_tile(int64_t rows, int64_t columns, const Visit& visit) {
-  const int64_t vectors = (columns + kLanes<T> - 1) / kLanes<T>;
+  const int64_t vectors = padded<T>(columns) / kLanes<T>;
   for (int64_t v = 0; v < vectors; v += kTileVectors)
     for (int64_t r = 0; r < rows; r += kTileRows)
       visit(Tile{r, smaller(kTileRows, rows - r), v * kLanes<T>, smaller(kTileVectors, vectors - v)});
@@ -183,15 +183,19 @@ PALIMPSEST_HOST_DEVICE void multiply_tile(int64_t count, const Tile& t, const Le
 }
 
 /// Computes the whole product. Its tiles prefetch the next chunk of x.
-template <class S, class T>
-void multiply(const Chunk<S>& chunk, int64_t count, int64_t rows, int64_t columns, const Left<T>& a,
-              const T* b, int64_t b_stride, T* out, int64_t out_stride, bool add) {
-  const int64_t strips = (padded<T>(columns) / kLanes<T> + kTileVectors - 1) / kTileVectors;
+template <class S>
+void multiply(const Chunk<S>& chunk, int64_t count, int64_t rows, int64_t columns,
+              const Left<accumulate_t<S>>& a, const accumulate_t<S>* b, int64_t b_stride,
+              accumulate_t<S>* out, int64_t out_stride, bool add) {
+  using T = accumulate_t<S>;
+  constexpr int64_t kSize = sizeof(S);
   Prefetch next;
-  if (chunk.next_x)
-    next = Prefetch::of_rows(chunk.next_x, chunk.next_rows, chunk.next_width * int64_t{sizeof(S)},
-                             chunk.x_stride * int64_t{sizeof(S)},
-                             strips * ((rows + kTileRows - 1) / kTileRows), count);
+  if (chunk.next_x) {
+    int64_t tiles = 0;
+    for_each_tile<T>(rows, columns, [&](const Tile&) PALIMPSEST_INLINE_LAMBDA { ++tiles; });
+    next = Prefetch::of_rows(chunk.next_x, chunk.next_rows, chunk.next_width * kSize, chunk.x_stride * kSize,
+                             tiles, count);
+  }
   for_each_tile<T>(rows, columns, [&](const Tile& t) PALIMPSEST_INLINE_LAMBDA {
     multiply_tile<T>(count, t, a, b, b_stride, out + t.row * out_stride + t.column, out_stride, add,
                      next.next(b));
@@ -230,22 +234,22 @@ void normalize_rows(const Chunk<S>& chunk, int64_t rows, int64_t width) {
 /// Adds to the gradient, and to the sums per column or per row, what follows from a tile of dz. Its rows lie
 /// kTileVectors vectors apart.
 template <class S, bool kColumns>
-void differentiate_tile(const BackwardChunk<S>& chunk, const Tile& tile, int64_t width,
+void differentiate_tile(const BackwardChunk<S>& chunk, const Tile& t, int64_t width,
                         const accumulate_t<S>* dz_values) {
   using T = accumulate_t<S>;
   using V = Vector<T>;
   constexpr int64_t kTogether = kColumns ? kTileRows : 1;  // rows per load of the arguments
   const bool relu = chunk.activation.relu;
-  for (int64_t first = 0; first < tile.rows; first += kTogether) {
-    const int64_t some = smaller(kTogether, tile.rows - first);
+  for (int64_t first = 0; first < t.rows; first += kTogether) {
+    const int64_t some = smaller(kTogether, t.rows - first);
     V row_dy{}, row_dy_x{};
-    for (int64_t v = 0; v < tile.vectors; ++v) {
-      const int64_t j = tile.column + v * kLanes<T>, left = width - j;
-      const V mean = argument(chunk.coefficients.mean, kColumns, tile.row + first, j);
-      const V per_dy = chunk.gradient ? argument(chunk.per_dy, kColumns, tile.row + first, j) : V{};
+    for (int64_t v = 0; v < t.vectors; ++v) {
+      const int64_t j = t.column + v * kLanes<T>, left = width - j;
+      const V mean = argument(chunk.coefficients.mean, kColumns, t.row + first, j);
+      const V per_dy = chunk.gradient ? argument(chunk.per_dy, kColumns, t.row + first, j) : V{};
       V dys{}, dys_x{};
       for (int64_t i = first; i < first + some; ++i) {
-        const int64_t r = tile.row + i;
+        const int64_t r = t.row + i;
         const V z = load<V>(chunk.z + r * chunk.z_stride + j),
                 dz = load<V>(dz_values + (i * kTileVectors + v) * kLanes<T>);
         const V below = relu ? V{} : V(dz * chunk.activation.slope);
@@ -267,8 +271,8 @@ void differentiate_tile(const BackwardChunk<S>& chunk, const Tile& tile, int64_t
       }
     }
     if (!kColumns && chunk.sum_dy) {
-      chunk.sum_dy[tile.row + first] += static_cast<T>(sum<T>(row_dy));
-      chunk.sum_dy_x[tile.row + first] += static_cast<T>(sum<T>(row_dy_x));
+      chunk.sum_dy[t.row + first] += static_cast<T>(sum<T>(row_dy));
+      chunk.sum_dy_x[t.row + first] += static_cast<T>(sum<T>(row_dy_x));
     }
   }
 }
@@ -282,7 +286,7 @@ void differentiate(const BackwardChunk<S>& chunk, int64_t rows, int64_t width, c
     for (int64_t j = 0; j < padded<T>(chunk.c); ++j) chunk.sum_dy[j] = chunk.sum_dy_x[j] = 0;
   alignas(64) T dz[kTileRows * kTileVectors * kLanes<T>];
   for_each_tile<T>(rows, width, [&](const Tile& t) PALIMPSEST_INLINE_LAMBDA {
-    // The part of the gradient that this tile adds to: a row of it in each part of the steps.
+    // The rows of the gradient that this tile adds to at the end, one after the other, in equal parts of the steps.
     ReadAhead ahead{b, 0};
     if (chunk.gradient) {
       const int64_t row_steps = (chunk.out + t.rows - 1) / t.rows;
@@ -320,12 +324,12 @@ void forward(const Chunk<S>& chunk, S* h) {
   const int64_t to_stride = direct ? chunk.h_stride : chunk.h_scratch_stride;
   if (chunk.channels_last) {
     normalize_rows<S, true>(chunk, chunk.pixels, chunk.c);
-    multiply<S, T>(chunk, chunk.c, rows, width, {chunk.z, chunk.z_stride, 1}, chunk.w, chunk.w_stride, to,
-                   to_stride, false);
+    multiply<S>(chunk, chunk.c, rows, width, {chunk.z, chunk.z_stride, 1}, chunk.w, chunk.w_stride, to,
+                to_stride, false);
   } else {
     normalize_rows<S, false>(chunk, chunk.c, chunk.pixels);
-    multiply<S, T>(chunk, chunk.c, rows, width, {chunk.w, chunk.w_stride, 1}, chunk.z, chunk.z_stride, to,
-                   to_stride, false);
+    multiply<S>(chunk, chunk.c, rows, width, {chunk.w, chunk.w_stride, 1}, chunk.z, chunk.z_stride, to,
+                to_stride, false);
   }
   if (!direct) store_rows<S>(rows, width, chunk.h_scratch, chunk.h_scratch_stride, h, chunk.h_stride);
 }
@@ -345,8 +349,8 @@ void backward(const BackwardChunk<S>& chunk) {
     normalize_rows<S, true>(chunk, chunk.pixels, chunk.c);
     if (to_x) differentiate<S, true>(chunk, chunk.pixels, chunk.c, {dh, dh_stride, 1}, chunk.w, w_stride);
     if (chunk.dw)
-      multiply<S, T>(chunk, chunk.pixels, chunk.out, chunk.c, {dh, 1, dh_stride}, chunk.z, chunk.z_stride,
-                     chunk.dw, w_stride, chunk.add_dw);
+      multiply<S>(chunk, chunk.pixels, chunk.out, chunk.c, {dh, 1, dh_stride}, chunk.z, chunk.z_stride,
+                  chunk.dw, w_stride, chunk.add_dw);
   } else {
     normalize_rows<S, false>(chunk, chunk.c, chunk.pixels);
     if (to_x) differentiate<S, false>(chunk, chunk.c, chunk.pixels, {chunk.w, 1, w_stride}, dh, dh_stride);
@@ -355,8 +359,8 @@ void backward(const BackwardChunk<S>& chunk) {
       for (int64_t o = 0; o < chunk.out; ++o)
         for (int64_t p = 0; p < chunk.pixels; ++p)
           chunk.dh_transposed[p * stride + o] = dh[o * dh_stride + p];
-      multiply<S, T>(chunk, chunk.pixels, chunk.c, chunk.out, {chunk.z, chunk.z_stride, 1},
-                     chunk.dh_transposed, stride, chunk.dw, stride, chunk.add_dw);
+      multiply<S>(chunk, chunk.pixels, chunk.c, chunk.out, {chunk.z, chunk.z_stride, 1}, chunk.dh_transposed,
+                  stride, chunk.dw, stride, chunk.add_dw);
     }
   }
 }

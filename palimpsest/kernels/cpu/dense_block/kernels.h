@@ -44,7 +44,8 @@ struct Chunk {
   int64_t z_stride = 0;
   T* h_scratch = nullptr;  ///< scratch: rows of h x h_scratch_stride
   int64_t h_scratch_stride = 0;
-  /// What is read next, and is prefetched: rows of a chunk of x, x_stride apart. None if there is no such chunk.
+  /// What the thread reads next: rows of a chunk of x, x_stride apart; null if there is none. The product of the forward
+  /// pass prefetches it, or that of dw.
   const S* next_x = nullptr;
   int64_t next_rows = 0, next_width = 0;
 };

@@ -23,9 +23,9 @@ struct ReadAhead {
 class Prefetch {
  public:
   /// Nothing.
-  Prefetch() = default;
+  PALIMPSEST_HOST_DEVICE constexpr Prefetch() {}
 
-  /// `bytes` bytes that follow each other; each of the products has `steps` steps.
+  /// `bytes` bytes that follow each other; each of the products has `steps` steps. All numbers are positive.
   PALIMPSEST_HOST_DEVICE static Prefetch of_bytes(const void* from, int64_t bytes, int64_t products,
                                                   int64_t steps) {
     const int64_t step = step_of(bytes, products * steps);
@@ -55,8 +55,8 @@ class Prefetch {
                                   const ReadAhead& share)
       : at_(static_cast<const char*>(from)), end_(at_ + bytes), share_bytes_(share_bytes), share_(share) {}
 
-  /// Returns the bytes from the place of one step to that of the next. No line is left out if the lines are no more than
-  /// the steps.
+  /// Returns the bytes from the place of one step to that of the next. No line is left out if there are as many steps as
+  /// lines.
   PALIMPSEST_HOST_DEVICE static int64_t step_of(int64_t bytes, int64_t steps) {
     const int64_t each = (bytes + steps - 1) / steps;
     return each < kLineBytes ? each : kLineBytes;

@@ -1,5 +1,6 @@
 #include "palimpsest/kernels/cpu/conv2d/winograd.h"
 
+#include "palimpsest/kernels/cpu/conv2d/winograd_tiles.h"
 #include "tests/kernels/cpu/conv2d/conv2d_case.h"
 #include "tests/support/compare.h"
 
@@ -8,6 +9,8 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
+#include <vector>
 
 // 3x3 convolutions with 4/9 of the multiplications: all three passes.
 namespace palimpsest::testing {
@@ -96,6 +99,40 @@ TEST(Winograd, EqualsTheReferenceInManyTasks) {
   expect_equals_reference(windows(1, 528, 528, {3, 3}));                                    // of weights
   expect_equals_reference(conv2d_problem(1, 48, 3000, 3, {3, 2}, {3, 3}, {1, 1}, {1, 1}));  // of wide groups
   expect_equals_reference(conv2d_problem(1, 900, 900, 3, {3, 3}, {3, 3}, {1, 1}, {1, 1}));  // of groups
+  expect_equals_reference(
+      conv2d_problem(2, 32, 32, 2, {71, 67}, {3, 3}, {1, 1}, {1, 1}));  // of narrow groups
+}
+
+// An error here would only cost time: the results do not show it.
+TEST(Winograd, PrefetchesTheRowsThatNoTileBeforeRead) {
+  using namespace kernels::cpu;
+  using conv2d::Range;
+  constexpr int64_t kChannels = 16, kRow = 6 * kChannels * sizeof(float);
+  const std::vector<float> values(1);  // whose address is only compared
+  const conv2d::Images<float> images(values.data(), {6, 6}, kChannels);
+  const auto rows = [&](Range next, int64_t padding, Pair2 dilation = {1, 1}, int64_t products = 1000) {
+    const conv2d::Tiles tiles(2, {6, 6}, dilation);
+    Prefetch all = conv2d::prefetch_input(images, tiles, next, dilation, padding, products, /*steps=*/1);
+    const char nothing = 0;
+    Range bytes{0, 0};
+    for (ReadAhead share = all.next(&nothing); share.from != &nothing; share = all.next(&nothing)) {
+      const int64_t at = static_cast<const char*>(share.from) - reinterpret_cast<const char*>(values.data());
+      if (bytes.end == 0) bytes.begin = at;
+      bytes.end = at + share.step;
+    }
+    EXPECT_EQ(bytes.begin % kRow, 0);
+    EXPECT_EQ(bytes.end % kRow, 0);
+    return std::pair{bytes.begin / kRow, bytes.end / kRow};
+  };
+  using Rows = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(rows({3, 6}, 1), Rows(3, 5));          // a row of tiles: 2 rows of pixels
+  EXPECT_EQ(rows({4, 6}, 1), Rows(0, 0));          // the rest of a row of tiles
+  EXPECT_EQ(rows({6, 9}, 1), Rows(5, 6));          // the last row of tiles of an image
+  EXPECT_EQ(rows({9, 12}, 1), Rows(6, 9));         // the first one of the next image
+  EXPECT_EQ(rows({3, 6}, 0), Rows(4, 6));          // no padding
+  EXPECT_EQ(rows({1, 4}, 1), Rows(3, 5));          // begins within a row of tiles
+  EXPECT_EQ(rows({3, 6}, 1, {2, 2}), Rows(0, 0));  // tiles that skip rows
+  EXPECT_EQ(rows({3, 6}, 1, {1, 1}, 0), Rows(0, 0));
 }
 
 TEST(Winograd, HasTheSameBytesForAnyNumberOfThreads) {

@@ -85,6 +85,13 @@ TEST(Prefetch, OfRowsReachesEachLineOfEachRow) {
       }
 }
 
+TEST(Prefetch, OfMoreRowsThanStepsTakesALinePerStep) {
+  const std::vector<char> memory(1);
+  const Prefetched all = all_of(Prefetch::of_rows(memory.data(), 100, 64, 256, 1, 16), memory.data(), 1, 16);
+  EXPECT_EQ(all.shares, 1);
+  EXPECT_EQ(all.lines.size(), 16);
+}
+
 TEST(Prefetch, AskedForMoreOrForNothingItReturnsNothing) {
   const char memory = 0, nothing = 0;
   Prefetch none, once = Prefetch::of_bytes(&memory, 64, 1, 64);
