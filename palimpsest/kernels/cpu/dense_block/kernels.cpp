@@ -365,6 +365,9 @@ void backward(const BackwardChunk<S>& chunk) {
   }
 }
 
+// The processor cannot foresee a few lines of each pixel: all of DenseNet-121's features 17 -> 6 ms.
+constexpr int64_t kRowsAhead = 16;
+
 template <class S>
 void feature_gradient(const Slot<S>& slot) {
   using T = accumulate_t<S>;
@@ -375,6 +378,10 @@ void feature_gradient(const Slot<S>& slot) {
       const auto of = [&](const T* values) PALIMPSEST_INLINE_LAMBDA {
         return slot.channels_last ? load_first<V>(values + j, left) : broadcast<V>(*values);
       };
+      if (slot.channels_last) {
+        fetch_ahead(slot.gradient + at + kRowsAhead * slot.stride);
+        fetch_ahead(slot.x + at + kRowsAhead * slot.stride);
+      }
       const V df = load_first<V>(slot.gradient + at, left) - of(slot.constant) -
                    of(slot.per_deviation) * (load_first<V>(slot.x + at, left) - of(slot.mean));
       store_first(slot.df + r * slot.width + j, df, left);
