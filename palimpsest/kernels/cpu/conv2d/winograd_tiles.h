@@ -91,8 +91,8 @@ class Tiles {
   const std::vector<int64_t> rows_, columns_;
 };
 
-/// Returns what the tiles `next` read and those before them did not: rows of whole images. Nothing if the tiles skip rows.
-/// `products` of so many steps prefetch it. next.begin > 0.
+/// Returns what the tiles `next` read and those before them did not: rows of pixels with all their channels. Nothing if
+/// the tiles skip rows. `products` of so many steps prefetch it. next.begin > 0.
 template <class S>
 Prefetch prefetch_input(const Images<S>& images, const Tiles& tiles, Range next, Pair2 dilation,
                         int64_t padding, int64_t products, int64_t steps) {

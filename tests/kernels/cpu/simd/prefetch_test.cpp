@@ -21,7 +21,7 @@ struct Prefetched {
   int64_t most_lines = 0;   ///< of a product
 };
 
-/// What so many products of so many steps prefetch, as kernels of products do.
+/// Returns what so many products of so many steps prefetch. Their kernels take a place per step in the same way.
 Prefetched all_of(Prefetch prefetch, const char* memory, int64_t products, int64_t steps) {
   const char nothing = 0;
   Prefetched all;
