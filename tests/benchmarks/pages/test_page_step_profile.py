@@ -18,6 +18,18 @@ def test_a_piece_has_its_share_of_the_step_and_the_difference(results):
     assert line_of(results / "step_profile.md", "| the step |") == "| the step | 200 | 200 | +0 |"
 
 
+def test_the_two_largest_pieces_beside_the_convolutions_are_named(results):
+    def known(content):
+        ours = content["networks"]["resnet50"]["ours"]
+        ours["step"], ours["pieces"] = 200, dict.fromkeys(ours["pieces"], 1)
+        ours["pieces"].update({"convolution, forward": 90, "addition": 8, "optimizer": 20})
+
+    change(results / "step_profile.json", known)
+    assert pages("step_profile", "--results", results) == (0, "")
+    assert line_of(results / "step_profile.md", "Beside the convolutions") == (
+        "Beside the convolutions, ours takes most time for `optimizer` (10 %) and `addition` (4 %).")
+
+
 def test_a_step_with_too_much_between_its_operators_is_said_to_fail(results):
     def rest_of(milliseconds):
         def do(content):
