@@ -195,6 +195,86 @@ def test_values_go_to_functions_and_methods_of_torch():
     assert_close(model(X), other(X))
 
 
+@pytest.mark.parametrize("forward", [
+    lambda m, x: F.avg_pool2d(m.body(x), x.size(2)),
+    lambda m, x: F.avg_pool2d(
+        m.body(x), kernel_size=(x.size(2),
+                                x.shape[3])),
+    lambda m, x: F.max_pool2d(m.body(x), x.size()[2:]),
+    lambda m, x: m.body(x) * torch.rand([x.shape[0], 1, 1, 1], dtype=x.dtype, device=x.device),
+    lambda m, x: m.body(x) + torch.ones([x.size(0), 1, 1, 1], dtype=x.dtype),
+], ids=["pool", "in lines", "slice", "rand", "ones"])
+def test_sizes_go_to_functions_of_torch_in_cpp(forward):
+    """Which ask for the type of each argument, and leave the call to the stand-in."""
+    model = Block(forward)
+    other, report = converted(model)
+    assert report.converted
+    results = []
+    for network in (model, other):
+        torch.manual_seed(3)
+        results.append(network(X))
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: nn.ReLU(inplace=True)(m.bn(m.conv(x)) + m.conv(x)),
+    lambda m, x: nn.Sequential(nn.ReLU(), nn.Dropout(0.5))(m.body(x)),
+    lambda m, x: nn.Dropout(0.5)(m.body(x)),
+], ids=["ReLU", "Sequential", "Dropout"])
+@pytest.mark.parametrize("training", [True, False])
+def test_modules_that_a_forward_makes(forward, training):
+    """They are made in training mode, whatever the mode of the network."""
+    model = Block(forward).train(training)
+    other, report = converted(model)
+    assert report.converted
+    results = []
+    for network in (model, other):
+        torch.manual_seed(3)
+        results.append(network(X))
+    assert_close(*results)
+
+
+def test_modules_that_the_network_does_not_know():
+    """Nobody would hear of a change of theirs."""
+    model = Block(lambda m, x: m.hidden[0](m.body(x)), hidden=[nn.LeakyReLU(0.5)])
+    other, report = converted(model)
+    assert not report.converted
+    for network in (model, other):
+        network.hidden[0].negative_slope = 0.25
+    assert_close(model(X), other(X))
+
+
+def test_modules_with_weights_that_a_forward_makes():
+    model = Block(lambda m, x: nn.BatchNorm2d(4, dtype=x.dtype)(m.body(x)))
+    other, report = converted(model)
+    assert not report.converted
+    assert_close(model(X), other(X))
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: F.avg_pool2d(m.body(x), 1 if isinstance(x.size(2), int) else 2),
+    lambda m, x: m.body(x) * Doubled.apply(x).mean(),
+    lambda m, x: F.avg_pool2d(m.body(x), _size_if_int(x.size(2))),
+], ids=["isinstance within a call", "Function", "isinstance in a function"])
+def test_types_within_calls_in_cpp(forward):
+    model = Block(forward)
+    assert_close(model(X), converted(model)[0](X))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def _size_if_int(size):
+    return size if isinstance(size, int) else 1
+
+
 def _is_given(value):
     return value is not None
 

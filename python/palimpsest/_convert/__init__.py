@@ -3,6 +3,7 @@
     tracing.py   the graph of a module's forward, and when it may be used
     questions.py what a forward asks about its values that no graph can answer
     layers.py    which modules and functions are which layer
+    formulas.py  activations that a forward writes out
     rewrite.py   a graph with fused layers in place of the network's own
     runtime.py   what the rewritten graph calls
     region.py    a module that runs its rewritten graph

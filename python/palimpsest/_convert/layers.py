@@ -92,6 +92,8 @@ def activation_of(node, modules):
         return None
     if node.target is F.gelu:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", 0.0
+    if node.target is F.softplus:
+        return ("softplus", 0.0) if len(node.args) == 1 and not node.kwargs else None
     known = _ACTIVATION_FUNCTIONS.get(node.target)
     if known is None or not node.args:
         return None

@@ -7,6 +7,8 @@ import builtins
 import dis
 import functools
 import inspect
+import itertools
+import linecache
 import operator
 import sys
 import textwrap
@@ -148,6 +150,41 @@ def _questions(code):
                     of_part.add(_root(value))
     of_part |= {root for name in of_none for root in _bindings_out_of_sight(tree, name)}
     return frozenset(of_none), frozenset(of_any), frozenset(of_part)
+
+
+def is_call_in_cpp(frame):
+    """Whether a function calls one of torch's functions in C++ now, as its source names it: F.avg_pool2d(x, x.size(2))."""
+    function = _callee(frame)
+    return type(function) is types.BuiltinFunctionType and (
+        (function.__module__ or "").startswith("torch._C._")
+        or getattr(torch._C._VariableFunctions, function.__name__, None) is function)
+
+
+def _callee(frame):
+    """The function that a frame calls now, if it is a variable or a name in a module; else None."""
+    if not hasattr(frame.f_code, "co_positions"):  # Python 3.10
+        return None
+    where = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if None in where:
+        return None
+    first, last, begin, end = where
+    lines = [linecache.getline(frame.f_code.co_filename, n, frame.f_globals).encode() for n in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    try:
+        call = ast.parse(b"".join(lines).decode(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    return _value_of(call.func, frame) if isinstance(call, ast.Call) else None
+
+
+def _value_of(expression, frame):
+    if isinstance(expression, ast.Name):
+        return frame.f_locals.get(expression.id, frame.f_globals.get(expression.id))
+    if not isinstance(expression, ast.Attribute):
+        return None
+    module = _value_of(expression.value, frame)
+    return getattr(module, expression.attr, None) if type(module) is types.ModuleType else None
 
 
 def _is_of_a_forward(frame):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from palimpsest import functional
 from palimpsest._convert import layers, runtime
 from palimpsest._convert.aliases import Aliases, writes_over
+from palimpsest._convert.formulas import fold_formulas
 
 _MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of)
 _MOST_CHANNELS_OF_IMAGES = 4  # a convolution of as many channels takes a few hundredths of a step
@@ -115,6 +116,7 @@ class _Norm:
 def rewrite(graph, modules, options):
     """Changes the graph. modules: name to module of the region. Returns a Layer for each that it met."""
     _skip_identities(graph, modules)
+    fold_formulas(graph, modules)
     aliases = Aliases(graph, modules)
     in_order = _read_in_order(graph, modules)
     report, norms, taken = [], [], set()

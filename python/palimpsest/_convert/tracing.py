@@ -14,8 +14,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
-from palimpsest._convert import aliases, layers
-from palimpsest._convert.questions import Questions
+from palimpsest._convert import aliases, layers, questions
 
 FORWARD = "_palimpsest_forward"  #: the name of a converted module's own forward
 CONSTANTS = (bool, int, float, str, type(None))
@@ -45,11 +44,14 @@ def saved_tensors_hooks():
 
 
 class _Untyped:
-    """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one."""
+    """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one. torch's functions
+    in C++ ask, too, before they leave the call to the stand-in."""
 
     @property
     def __class__(self):
-        self.tracer.refuse("its forward asks for the type of a value, or keeps one")
+        if not questions.is_call_in_cpp(sys._getframe(1)):
+            self.tracer.refuse("its forward asks for the type of a value, or keeps one")
+        return fx.Proxy
 
 
 class _Attribute(_Untyped, fx.proxy.Attribute):
@@ -98,6 +100,7 @@ class _Tracer(fx.Tracer):
         self._opaque = opaque
         self._context = _context()
         self._thread = threading.get_ident()
+        self._made = set()  # modules that the forward makes: nn.ReLU()(x)
         self.problem = None  #: why there is no graph; the forward may have caught the error
 
     def note(self, problem):
@@ -106,6 +109,21 @@ class _Tracer(fx.Tracer):
     def refuse(self, problem):
         self.note(problem)
         raise NotTraceable(problem)
+
+    @contextlib.contextmanager
+    def hears_of_new_modules(self):
+        original = nn.Module.__init__
+
+        def init(module, *args, **kwargs):
+            original(module, *args, **kwargs)
+            if self.is_tracing():
+                self._made.add(module)
+
+        try:
+            nn.Module.__init__ = init
+            yield
+        finally:
+            nn.Module.__init__ = original
 
     def is_tracing(self):
         """Whether this thread is the one that traces."""
@@ -130,6 +148,8 @@ class _Tracer(fx.Tracer):
     def call_module(self, module, forward, args, kwargs):
         if not self.is_tracing():
             return forward(*args, **kwargs)
+        if module in self._made and not any(True for _ in (*module.parameters(), *module.buffers())):
+            return module.forward(*args, **kwargs)
         return super().call_module(module, module.forward, args, kwargs)  # without the hooks on all modules
 
     def getattr(self, name, value, cache):
@@ -268,8 +288,9 @@ def _random_states():
 def _graph(tracer, module, constants):
     """(graph, None), or (None, why there is none)."""
     try:
-        tracer.questions = Questions(dict(module.named_modules(remove_duplicate=False)), tracer.note)
-        with torch.enable_grad(), _without_surroundings(tracer), _OwnTensors(tracer, module.modules()), tracer.questions:
+        tracer.questions = questions.Questions(dict(module.named_modules(remove_duplicate=False)), tracer.note)
+        with torch.enable_grad(), _without_surroundings(tracer), _OwnTensors(tracer, module.modules()), \
+                tracer.hears_of_new_modules(), tracer.questions:
             tracer._context = _context()
             return tracer.trace(module, concrete_args=constants or None), tracer.problem
     except Exception as error:  # noqa: BLE001: whatever the forward of a stranger raises on a stand-in for a tensor

@@ -1,0 +1,105 @@
+"""Activations that a forward writes out by their formula: x * sigmoid(x) is SiLU.
+
+A product with F.hardsigmoid is left: torch's is hardswish to 1e-7 alone in f64, which a proof would find."""
+import operator
+
+import torch
+from torch.nn import functional as F
+
+from palimpsest._convert import layers
+from palimpsest._convert.aliases import Aliases, writes_over
+
+_ADDITIONS = (operator.add, torch.add)
+_DIVISIONS = (operator.truediv, torch.div, torch.true_divide)
+
+
+def fold_formulas(graph, modules):
+    """Puts one call of torch's function in the place of each formula of a normalization's result, or of a sum with one."""
+    found = []
+    for node in graph.nodes:
+        x, function = _activation_by_formula(node, modules)
+        if function is not None and _is_normalized(x, modules):
+            found.append((node, x, function))
+    aliases = Aliases(graph, modules) if found else None
+    for node, x, function in found:
+        if aliases.is_changed(x):
+            continue
+        with graph.inserting_before(node):
+            new = graph.call_function(function, (x,))
+        node.replace_all_uses_with(new)
+        _erase(graph, node, x)
+
+
+def _erase(graph, node, x):
+    sources = [source for source in node.all_input_nodes if source is not x]
+    graph.erase_node(node)
+    for source in sources:
+        _erase(graph, source, x)
+
+
+def _is_normalized(x, modules):
+    return any(node.op == "call_module" and layers.is_norm(modules[node.target]) for node in (x, *(layers.added(x) or ())))
+
+
+def _activation_by_formula(node, modules):
+    """(x, torch's function of x that a node computes by its formula), or (None, None)."""
+    for x, gate in _factors(node):
+        if _is_activation(gate, "sigmoid", x, modules):
+            return x, F.silu
+        if _is_read_once(gate) and _is_relu6_of_3_more(_divided_by_6(gate), x, modules):
+            return x, F.hardswish
+        inner = gate.args[0] if gate.args else None
+        if _is_activation(gate, "tanh", inner, modules) and _is_activation(inner, "softplus", x, modules):
+            return x, F.mish
+    for x, gate in _factors(_divided_by_6(node)):
+        if _is_relu6_of_3_more(gate, x, modules):
+            return x, F.hardswish
+    return None, None
+
+
+def _factors(node):
+    """Both orders of the two tensors whose product a node is; none if it is no product."""
+    is_product = isinstance(node, torch.fx.Node) and layers.is_product(node) and len(node.args) == 2 and not node.kwargs
+    if not is_product or not all(isinstance(factor, torch.fx.Node) for factor in node.args):
+        return []
+    a, b = node.args
+    return [(a, b), (b, a)]
+
+
+def _is_read_once(node):
+    return isinstance(node, torch.fx.Node) and len(node.users) == 1
+
+
+def _is_activation(node, name, x, modules):
+    """Whether a node, which has one reader, is such an activation of x that leaves x as it is."""
+    if not _is_read_once(node) or node.args[:1] != (x,) or layers.activation_of(node, modules) != (name, 0.0):
+        return False
+    return not writes_over(node, x, modules) and not (node.op == "call_module" and layers.has_hooks(modules[node.target]))
+
+
+def _is_relu6_of_3_more(node, x, modules):
+    """Whether a node is relu6(x + 3). It may write over that sum, which nobody else reads."""
+    if not _is_read_once(node) or not node.args or not _is_read_once(node.args[0]):
+        return False
+    total = node.args[0]
+    if node.op == "call_module" and layers.has_hooks(modules[node.target]):
+        return False
+    is_relu6 = layers.activation_of(node, modules) == ("relu6", 0.0) or (
+        node.target is F.hardtanh and (node.kwargs.get("min_val"), node.kwargs.get("max_val")) == (0, 6))
+    is_sum = _calls(total, _ADDITIONS, "add") and x in total.args
+    return is_relu6 and is_sum and any(_is_number(part, 3) for part in total.args)
+
+
+def _divided_by_6(node):
+    """What a node divides by 6, or None."""
+    is_quotient = isinstance(node, torch.fx.Node) and _calls(node, _DIVISIONS, "div") and _is_number(node.args[1], 6) and _is_read_once(node.args[0])
+    return node.args[0] if is_quotient else None
+
+
+def _calls(node, functions, method):
+    is_call = (node.op == "call_function" and node.target in functions) or (node.op == "call_method" and node.target == method)
+    return is_call and len(node.args) == 2 and not node.kwargs
+
+
+def _is_number(value, number):
+    return isinstance(value, (int, float)) and value == number
