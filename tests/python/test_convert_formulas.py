@@ -46,14 +46,12 @@ def kinds_of(model):
     ("silu", lambda m, x: torch.sigmoid(x) * x),
     ("silu", lambda m, x: x.mul(m.gate(x))),
     ("silu", lambda m, x: torch.mul(F.sigmoid(x), x)),
-    ("mish", lambda m, x: x * torch.tanh(F.softplus(x))),
-    ("mish", lambda m, x: x * m.soft(x).tanh()),
     ("hardswish", lambda m, x: x * F.relu6(x + 3, inplace=True) / 6),
     ("hardswish", lambda m, x: x * (m.relu6(3.0 + x) / 6.0)),
     ("hardswish", lambda m, x: F.hardtanh(torch.add(x, 3), 0.0, 6.0).div(6) * x),
 ])
 def test_a_formula_is_its_activation(activation, formula):
-    model = Written(formula, gate=nn.Sigmoid(), soft=nn.Softplus(), relu6=nn.ReLU6(inplace=True))
+    model = Written(formula, gate=nn.Sigmoid(), relu6=nn.ReLU6(inplace=True))
     assert kinds_of(model) == [f"BatchNorm2d + {activation}"]
 
 
@@ -83,6 +81,12 @@ def test_a_formula_keeps_as_little_as_the_activation():
     assert kept_by(lambda m, x: x * x.sigmoid()) == kept_by(lambda m, x: F.silu(x))
 
 
+def _relu5():
+    module = nn.ReLU6()
+    module.max_val = 5.0
+    return module
+
+
 def _changed_between(m, x):
     gate = x.sigmoid()
     x.add_(1)
@@ -101,12 +105,13 @@ def _read_twice(m, x):
     lambda m, x: x * F.relu6(x + 2) / 6,
     lambda m, x: x * F.relu6(x + 3) / 5,
     lambda m, x: x * F.relu6(torch.add(x, 3, alpha=2)) / 6,
-    lambda m, x: x * torch.tanh(F.softplus(x, beta=2)),
+    lambda m, x: x * torch.tanh(F.softplus(x)),
+    lambda m, x: x * m.relu5(x + 3) / 6,
     lambda m, x: x * F.hardtanh(x + 3, -1, 6) / 6,
     lambda m, x: x * x,
 ])
 def test_what_looks_like_a_formula_stays(formula):
-    assert kinds_of(Written(formula)) == ["BatchNorm2d"]
+    assert kinds_of(Written(formula, relu5=_relu5())) == ["BatchNorm2d"]
 
 
 def test_a_hook_on_the_gate_is_heard():
@@ -121,3 +126,21 @@ def test_a_hook_on_the_gate_is_heard():
 def test_a_gate_of_another_tensor_is_no_formula():
     model = Written(lambda m, x: x * F.adaptive_avg_pool2d(x, 1).sigmoid())
     assert kinds_of(model) == ["BatchNorm2d"]
+
+
+def test_a_gate_that_is_written_to_a_buffer():
+    model = Written(lambda m, x: x * torch.sigmoid(x, out=m.gates)).requires_grad_(False)
+    model.conv2.requires_grad_()
+    model.register_buffer("gates", torch.zeros(2, 8, 5, 5, dtype=torch.float64))
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    for network in (model, converted):
+        network(x)
+    torch.testing.assert_close(converted.gates, model.gates, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["inplace_1", "inplace_2"])
+def test_a_strategy_that_the_activation_does_not_fit(strategy):
+    _, report = palimpsest.convert(Written(lambda m, x: x * x.sigmoid()), strategy=strategy)
+    assert [layer.kind for layer in report.layers] == ["BatchNorm2d"]
+

@@ -244,6 +244,28 @@ def test_modules_that_the_network_does_not_know():
     assert_close(model(X), other(X))
 
 
+def _hooked(m, x):
+    act = nn.ReLU()
+    act.register_forward_hook(lambda module, inputs, out: out * 2)
+    return act(m.bn(m.conv(x)))
+
+
+class Scaled(nn.Module):
+    factor = 1.5
+
+    def forward(self, x):
+        return torch.relu(x) * self.factor
+
+
+@pytest.mark.parametrize("forward", [_hooked, lambda m, x: Scaled()(m.body(x))], ids=["hooked", "of another class"])
+def test_modules_that_a_forward_makes_and_somebody_may_change(forward, monkeypatch):
+    model = Block(forward)
+    other, report = converted(model)
+    assert not report.converted
+    monkeypatch.setattr(Scaled, "factor", 4.0)
+    assert_close(model(X), other(X))
+
+
 def test_modules_with_weights_that_a_forward_makes():
     model = Block(lambda m, x: nn.BatchNorm2d(4, dtype=x.dtype)(m.body(x)))
     other, report = converted(model)
@@ -259,6 +281,32 @@ def test_modules_with_weights_that_a_forward_makes():
 def test_types_within_calls_in_cpp(forward):
     model = Block(forward)
     assert_close(model(X), converted(model)[0](X))
+
+
+def _ones_or(m, x):
+    try:
+        scale = torch.ones(x.size(0), 1, 1, x.size(3), dtype=x.dtype)  # a stand-in is refused among several positions
+    except TypeError:
+        scale = 5.0
+    return m.body(x) * scale
+
+
+def _rand_or(m, x):
+    try:
+        scale = torch.rand([x.size(0), 1, 1, 1], generator=m.generator, dtype=x.dtype)  # a graph takes no generator
+    except (TypeError, NotImplementedError):
+        scale = 5.0
+    return m.body(x) * scale
+
+
+@pytest.mark.parametrize("forward", [_ones_or, _rand_or])
+def test_an_error_that_only_a_stand_in_raises(forward):
+    results = []
+    for convert in (copy.copy, lambda model: palimpsest.convert(model)[0]):
+        model = convert(Block(forward))
+        model.generator = torch.Generator().manual_seed(1)
+        results.append(model(X))
+    assert_close(*results)
 
 
 class Doubled(torch.autograd.Function):

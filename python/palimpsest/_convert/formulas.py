@@ -1,6 +1,7 @@
 """Activations that a forward writes out by their formula: x * sigmoid(x) is SiLU.
 
-A product with F.hardsigmoid is left: torch's is hardswish to 1e-7 alone in f64, which a proof would find."""
+Two formulas are left: a product with F.hardsigmoid, which in torch is hardswish to 1e-7 alone in f64, and that of Mish, which
+is f32 under autocast on a GPU, where Mish is not."""
 import operator
 
 import torch
@@ -13,19 +14,21 @@ _ADDITIONS = (operator.add, torch.add)
 _DIVISIONS = (operator.truediv, torch.div, torch.true_divide)
 
 
-def fold_formulas(graph, modules):
-    """Puts one call of torch's function in the place of each formula of a normalization's result, or of a sum with one."""
+def fold_formulas(graph, modules, takes):
+    """Puts one call of torch's function in the place of each formula of a normalization's result, or of a sum with one.
+
+    takes(node of the normalization, name of the activation): whether they may become one layer."""
     found = []
     for node in graph.nodes:
-        x, function = _activation_by_formula(node, modules)
-        if function is not None and _is_normalized(x, modules):
-            found.append((node, x, function))
+        x, name = _activation_by_formula(node, modules)
+        if name is not None and any(takes(norm, name) for norm in _norms_in(x, modules)):
+            found.append((node, x, name))
     aliases = Aliases(graph, modules) if found else None
-    for node, x, function in found:
+    for node, x, name in found:
         if aliases.is_changed(x):
             continue
         with graph.inserting_before(node):
-            new = graph.call_function(function, (x,))
+            new = graph.call_function(getattr(F, name), (x,))
         node.replace_all_uses_with(new)
         _erase(graph, node, x)
 
@@ -37,23 +40,21 @@ def _erase(graph, node, x):
         _erase(graph, source, x)
 
 
-def _is_normalized(x, modules):
-    return any(node.op == "call_module" and layers.is_norm(modules[node.target]) for node in (x, *(layers.added(x) or ())))
+def _norms_in(x, modules):
+    return [node for node in (x, *(layers.added(x) or ()))
+            if node.op == "call_module" and layers.is_norm(modules[node.target])]
 
 
 def _activation_by_formula(node, modules):
-    """(x, torch's function of x that a node computes by its formula), or (None, None)."""
+    """(x, name of the activation of x that a node computes by its formula), or (None, None)."""
     for x, gate in _factors(node):
-        if _is_activation(gate, "sigmoid", x, modules):
-            return x, F.silu
+        if _is_sigmoid(gate, x, modules):
+            return x, "silu"
         if _is_read_once(gate) and _is_relu6_of_3_more(_divided_by_6(gate), x, modules):
-            return x, F.hardswish
-        inner = gate.args[0] if gate.args else None
-        if _is_activation(gate, "tanh", inner, modules) and _is_activation(inner, "softplus", x, modules):
-            return x, F.mish
+            return x, "hardswish"
     for x, gate in _factors(_divided_by_6(node)):
         if _is_relu6_of_3_more(gate, x, modules):
-            return x, F.hardswish
+            return x, "hardswish"
     return None, None
 
 
@@ -70,9 +71,9 @@ def _is_read_once(node):
     return isinstance(node, torch.fx.Node) and len(node.users) == 1
 
 
-def _is_activation(node, name, x, modules):
-    """Whether a node, which has one reader, is such an activation of x that leaves x as it is."""
-    if not _is_read_once(node) or node.args[:1] != (x,) or layers.activation_of(node, modules) != (name, 0.0):
+def _is_sigmoid(node, x, modules):
+    """Whether a node, which has one reader, is the sigmoid of x, and leaves x as it is."""
+    if not _is_read_once(node) or node.args[:1] != (x,) or layers.activation_of(node, modules) != ("sigmoid", 0.0):
         return False
     return not writes_over(node, x, modules) and not (node.op == "call_module" and layers.has_hooks(modules[node.target]))
 

@@ -14,7 +14,7 @@ def _checked(name, param):
 
 _ACTIVATION_MODULES = {
     nn.ReLU: lambda m: ("relu", 0.0),
-    nn.ReLU6: lambda m: ("relu6", 0.0),
+    nn.ReLU6: lambda m: ("relu6", 0.0) if (m.min_val, m.max_val) == (0, 6) else None,
     nn.LeakyReLU: lambda m: _checked("leaky_relu", m.negative_slope),
     nn.ELU: lambda m: _checked("elu", m.alpha),
     nn.GELU: lambda m: ("gelu_tanh" if m.approximate == "tanh" else "gelu", 0.0),
@@ -88,12 +88,10 @@ def activation_of(node, modules):
     if node.op == "call_method":
         name = _ACTIVATION_METHODS.get(node.target)
         return (name, 0.0) if name else None
-    if node.op != "call_function":
+    if node.op != "call_function" or "out" in node.kwargs:
         return None
     if node.target is F.gelu:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", 0.0
-    if node.target is F.softplus:
-        return ("softplus", 0.0) if len(node.args) == 1 and not node.kwargs else None
     known = _ACTIVATION_FUNCTIONS.get(node.target)
     if known is None or not node.args:
         return None

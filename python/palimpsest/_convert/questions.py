@@ -152,12 +152,13 @@ def _questions(code):
     return frozenset(of_none), frozenset(of_any), frozenset(of_part)
 
 
-def is_call_in_cpp(frame):
-    """Whether a function calls one of torch's functions in C++ now, as its source names it: F.avg_pool2d(x, x.size(2))."""
+def called_in_cpp(frame):
+    """The function of torch's in C++ that a frame calls now, as its source names it: F.avg_pool2d(x, x.size(2)); else None."""
     function = _callee(frame)
-    return type(function) is types.BuiltinFunctionType and (
+    is_in_cpp = type(function) is types.BuiltinFunctionType and (
         (function.__module__ or "").startswith("torch._C._")
         or getattr(torch._C._VariableFunctions, function.__name__, None) is function)
+    return function if is_in_cpp else None
 
 
 def _callee(frame):

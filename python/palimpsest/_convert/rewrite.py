@@ -116,7 +116,7 @@ class _Norm:
 def rewrite(graph, modules, options):
     """Changes the graph. modules: name to module of the region. Returns a Layer for each that it met."""
     _skip_identities(graph, modules)
-    fold_formulas(graph, modules)
+    fold_formulas(graph, modules, lambda norm, activation: _takes(modules[norm.target], norm.target, activation, options))
     aliases = Aliases(graph, modules)
     in_order = _read_in_order(graph, modules)
     report, norms, taken = [], [], set()
@@ -141,6 +141,15 @@ def rewrite(graph, modules, options):
     if options.strategy == "auto":
         _put_stems(graph, modules, aliases, in_order, report)
     return report
+
+
+def _takes(module, name, activation, options):
+    """Whether a normalization may be one layer with an activation."""
+    try:
+        functional.resolve_strategy(options.strategy, activation, offered=strategy_names())
+    except ValueError:
+        return False
+    return options.accepts(module, name) and not any(layers.has_hooks(m) for m in module.modules())
 
 
 def _storages(tensors):

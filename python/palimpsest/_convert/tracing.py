@@ -49,7 +49,8 @@ class _Untyped:
 
     @property
     def __class__(self):
-        if not questions.is_call_in_cpp(sys._getframe(1)):
+        self.tracer.asked_by = questions.called_in_cpp(sys._getframe(1))
+        if self.tracer.asked_by is None:
             self.tracer.refuse("its forward asks for the type of a value, or keeps one")
         return fx.Proxy
 
@@ -100,11 +101,16 @@ class _Tracer(fx.Tracer):
         self._opaque = opaque
         self._context = _context()
         self._thread = threading.get_ident()
-        self._made = set()  # modules that the forward makes: nn.ReLU()(x)
+        self._made = {}  # by id, modules that the forward makes: nn.ReLU()(x)
+        self.asked_by = None  #: the function in C++ that asked for a type, and is to make a node next
         self.problem = None  #: why there is no graph; the forward may have caught the error
 
     def note(self, problem):
         self.problem = self.problem or problem
+
+    def note_failed_call(self):
+        """A stand-in is refused by what takes the value itself, and the forward may catch the error."""
+        self.note(f"its forward calls {self.asked_by.__name__} in a way that has no graph")
 
     def refuse(self, problem):
         self.note(problem)
@@ -117,7 +123,7 @@ class _Tracer(fx.Tracer):
         def init(module, *args, **kwargs):
             original(module, *args, **kwargs)
             if self.is_tracing():
-                self._made.add(module)
+                self._made[id(module)] = module
 
         try:
             nn.Module.__init__ = init
@@ -133,6 +139,10 @@ class _Tracer(fx.Tracer):
         """Refuses what a forward does under no_grad, autocast, a checkpoint or in a Function: a graph has no contexts."""
         if _context() != self._context:
             self.refuse("its forward changes the gradient mode, autocast or what autograd saves")
+        if arguments[0] != "get_attr" and arguments[1] is not getattr:  # those of its arguments
+            if self.asked_by not in (None, arguments[1]):
+                self.note_failed_call()
+            self.asked_by = None
         node = super().create_node(*arguments, **keywords)
         self.questions.look(node)
         if self.problem:
@@ -148,9 +158,14 @@ class _Tracer(fx.Tracer):
     def call_module(self, module, forward, args, kwargs):
         if not self.is_tracing():
             return forward(*args, **kwargs)
-        if module in self._made and not any(True for _ in (*module.parameters(), *module.buffers())):
+        if self._is_function(module):
             return module.forward(*args, **kwargs)
         return super().call_module(module, module.forward, args, kwargs)  # without the hooks on all modules
+
+    def _is_function(self, module):
+        """Whether a module that the forward makes is one of torch's, without weights: nobody else can change it."""
+        return (id(module) in self._made and type(module).__module__.startswith("torch.nn.modules.")
+                and not layers.has_hooks(module) and not any(True for _ in (*module.parameters(), *module.buffers())))
 
     def getattr(self, name, value, cache):
         return super().getattr(name, value, cache) if self.is_tracing() else value
