@@ -26,8 +26,8 @@ there is the input gradient, and what it takes more otherwise is the weight grad
 libtorch's autograd engine; the claim is that it takes, with the operators of no piece, at most {limit:.0%} of a step:
 {claims}.
 
-Below each table stand the two pieces of ours that take most time beside the convolutions: where there is most left to win. A
-change that makes the code larger is kept if a step becomes 2% faster.
+Below each table stand the two pieces of ours that take most time beside the convolutions. They come next. A change that makes
+the code larger is kept if a step becomes 2% faster.
 
 {sections}"""
 

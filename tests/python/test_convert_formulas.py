@@ -143,4 +143,3 @@ def test_a_gate_that_is_written_to_a_buffer():
 def test_a_strategy_that_the_activation_does_not_fit(strategy):
     _, report = palimpsest.convert(Written(lambda m, x: x * x.sigmoid()), strategy=strategy)
     assert [layer.kind for layer in report.layers] == ["BatchNorm2d"]
-

@@ -71,11 +71,14 @@ def _is_read_once(node):
     return isinstance(node, torch.fx.Node) and len(node.users) == 1
 
 
+def _is_listened(node, modules):
+    return node.op == "call_module" and layers.has_hooks(modules[node.target])
+
+
 def _is_sigmoid(node, x, modules):
     """Whether a node, which has one reader, is the sigmoid of x, and leaves x as it is."""
-    if not _is_read_once(node) or node.args[:1] != (x,) or layers.activation_of(node, modules) != ("sigmoid", 0.0):
-        return False
-    return not writes_over(node, x, modules) and not (node.op == "call_module" and layers.has_hooks(modules[node.target]))
+    is_sigmoid = _is_read_once(node) and node.args[:1] == (x,) and layers.activation_of(node, modules) == ("sigmoid", 0.0)
+    return is_sigmoid and not writes_over(node, x, modules) and not _is_listened(node, modules)
 
 
 def _is_relu6_of_3_more(node, x, modules):
@@ -83,18 +86,18 @@ def _is_relu6_of_3_more(node, x, modules):
     if not _is_read_once(node) or not node.args or not _is_read_once(node.args[0]):
         return False
     total = node.args[0]
-    if node.op == "call_module" and layers.has_hooks(modules[node.target]):
-        return False
     is_relu6 = layers.activation_of(node, modules) == ("relu6", 0.0) or (
         node.target is F.hardtanh and (node.kwargs.get("min_val"), node.kwargs.get("max_val")) == (0, 6))
     is_sum = _calls(total, _ADDITIONS, "add") and x in total.args
-    return is_relu6 and is_sum and any(_is_number(part, 3) for part in total.args)
+    return is_relu6 and is_sum and any(_is_number(part, 3) for part in total.args) and not _is_listened(node, modules)
 
 
 def _divided_by_6(node):
     """What a node divides by 6, or None."""
-    is_quotient = isinstance(node, torch.fx.Node) and _calls(node, _DIVISIONS, "div") and _is_number(node.args[1], 6) and _is_read_once(node.args[0])
-    return node.args[0] if is_quotient else None
+    if not isinstance(node, torch.fx.Node) or not _calls(node, _DIVISIONS, "div"):
+        return None
+    total, divisor = node.args
+    return total if _is_number(divisor, 6) and _is_read_once(total) else None
 
 
 def _calls(node, functions, method):

@@ -108,16 +108,22 @@ class _Tracer(fx.Tracer):
     def note(self, problem):
         self.problem = self.problem or problem
 
-    def note_failed_call(self):
-        """A stand-in is refused by what takes the value itself, and the forward may catch the error."""
-        self.note(f"its forward calls {self.asked_by.__name__} in a way that has no graph")
-
     def refuse(self, problem):
         self.note(problem)
         raise NotTraceable(problem)
 
+    def _note_failed_call(self, operation, target):
+        """Notes a call in C++ that asked for a type and made no node: its error came from the stand-in alone, and the forward
+        caught it."""
+        if operation == "get_attr" or target is getattr:  # the arguments of the call make such nodes before it
+            return
+        if self.asked_by not in (None, target):
+            self.note(f"its forward calls {self.asked_by.__name__} in a way that has no graph")
+        self.asked_by = None
+
     @contextlib.contextmanager
     def hears_of_new_modules(self):
+        """Remembers the modules that the forward makes."""
         original = nn.Module.__init__
 
         def init(module, *args, **kwargs):
@@ -139,10 +145,7 @@ class _Tracer(fx.Tracer):
         """Refuses what a forward does under no_grad, autocast, a checkpoint or in a Function: a graph has no contexts."""
         if _context() != self._context:
             self.refuse("its forward changes the gradient mode, autocast or what autograd saves")
-        if arguments[0] != "get_attr" and arguments[1] is not getattr:  # those of its arguments
-            if self.asked_by not in (None, arguments[1]):
-                self.note_failed_call()
-            self.asked_by = None
+        self._note_failed_call(*arguments[:2])
         node = super().create_node(*arguments, **keywords)
         self.questions.look(node)
         if self.problem:
@@ -158,12 +161,12 @@ class _Tracer(fx.Tracer):
     def call_module(self, module, forward, args, kwargs):
         if not self.is_tracing():
             return forward(*args, **kwargs)
-        if self._is_function(module):
+        if self._is_made_here(module):
             return module.forward(*args, **kwargs)
         return super().call_module(module, module.forward, args, kwargs)  # without the hooks on all modules
 
-    def _is_function(self, module):
-        """Whether a module that the forward makes is one of torch's, without weights: nobody else can change it."""
+    def _is_made_here(self, module):
+        """Whether the forward makes the module, and it is one of torch's without weights, which nobody else can change."""
         return (id(module) in self._made and type(module).__module__.startswith("torch.nn.modules.")
                 and not layers.has_hooks(module) and not any(True for _ in (*module.parameters(), *module.buffers())))
 
