@@ -12,7 +12,7 @@ _CALLER = "caller"  # the memory of all inputs and attributes: they may share it
 # Every other function, method and module may return its input, or a view of it.
 _NEW_NAMES = """add sub mul div true_divide floor_divide matmul bmm mm addmm neg abs square pow sqrt rsqrt exp log maximum minimum
 clamp where cat concat stack clone mean sum amax amin var std softmax log_softmax sigmoid tanh relu relu6 elu leaky_relu gelu silu
-hardswish hardsigmoid mish softplus flip roll""".split()
+hardswish hardsigmoid mish softplus flip roll pad""".split()
 _NEW_FUNCTIONS = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.neg, operator.pow, operator.matmul,
     *(getattr(torch, name) for name in _NEW_NAMES if hasattr(torch, name)),
@@ -150,6 +150,11 @@ class Aliases:
     def is_returned(self, value):
         """Whether the caller gets `value`, or a view of it, and may write over it."""
         return not self._roots[value.meta.get("stands_for", value)].isdisjoint(self._returned)
+
+    def has_own_memory(self, value):
+        """Whether `value` is no view of another value."""
+        value = value.meta.get("stands_for", value)
+        return self._roots[value] == {value}
 
     def is_callers(self, value):
         """Whether the caller holds memory of `value`, as an input or as a result, and may write over it."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from palimpsest import functional
-from palimpsest._convert import layers, proof, region, tracing
+from palimpsest._convert import custom_activations, layers, proof, region, tracing
 from palimpsest._convert.report import Report
 from palimpsest._convert.rewrite import Layer, strategy_names
 from palimpsest.nn import BatchNormAct
@@ -17,7 +17,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
-            module_filter_fn: Callable[[nn.Module, str], bool] | None = None) -> tuple[Model, Report]:
+            module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
+            activations: dict[type[nn.Module], str | tuple[str, float]] | None = None) -> tuple[Model, Report]:
     """Makes the network keep less for backward: the same names, weights and gradients.
 
         model, report = palimpsest.convert(model, example_inputs)
@@ -33,22 +34,26 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     before and after. Needs the time of some steps, and memory for two copies of the network in f64.
     strategy: what each layer saves (functional.strategy_names() but "standard"); "auto" is the one that saves least.
     module_filter_fn(module, name): False leaves a normalization, max pooling or dense block as it is.
+    activations: classes of the model's modules that compute an activation in their own way, and its name: {Swish: "silu"},
+    {Slope: ("leaky_relu", 0.2)}. What such a module gives for numbers from -8 to 8 is compared with it.
 
     A module that another model shares computes the same there, with less kept; convert() of that model leaves it alone.
 
     Changes model in place, and returns it with a report. Raises ValueError, with the model as it was, for a model that is
     converted already, compiled by TorchScript, quantized, without a parameter that requires a gradient or on several devices,
-    for example_inputs that the model refuses, and for a strategy that an activation of the model does not fit."""
+    for example_inputs that the model refuses, for a strategy that an activation of the model does not fit, and for activations
+    that the model does not have or that compute something else."""
     if strategy not in strategy_names():
         raise ValueError(f"convert: strategy must be one of {', '.join(strategy_names())}, got '{strategy}'")
     if module_filter_fn is not None and not callable(module_filter_fn):
         raise ValueError(f"convert: module_filter_fn must be a function, got {type(module_filter_fn).__name__}")
     _check(model)
     left = set(_names_refused(model, module_filter_fn))
+    activations = custom_activations.checked(activations, model)
     if example_inputs is None:
-        report, made = _convert(model, strategy, left)
+        report, made = _convert(model, strategy, activations, left)
     else:
-        report, made = _convert_proven(model, strategy, left, proof.Proof(model, example_inputs))
+        report, made = _convert_proven(model, strategy, activations, left, proof.Proof(model, example_inputs))
     if any(_is_of_another(m, model) for m in model.modules()):
         model.__dict__[_SHARES] = True
     if not made:
@@ -135,18 +140,18 @@ def _names_refused(model, module_filter_fn):
             yield name
 
 
-def _convert_proven(model, strategy, left, proven):
+def _convert_proven(model, strategy, activations, left, proven):
     """_convert() of what can be proven."""
     @contextlib.contextmanager
     def converted(judge, names):
-        report, made = _convert(judge, strategy, left | set(names))
+        report, made = _convert(judge, strategy, activations, left | set(names))
         try:
             yield report
         finally:
             _undo(made)
 
     failed, note = proven.failures(converted)
-    report, made = _convert(model, strategy, left | failed.keys(), failed)
+    report, made = _convert(model, strategy, activations, left | failed.keys(), failed)
     try:
         proven.measure(report)
     except BaseException as error:
@@ -156,13 +161,13 @@ def _convert_proven(model, strategy, left, proven):
         # Right in f64, it raises in the model's own dtype.
         note = f"the converted network raises with example_inputs: {proof.in_words(error)}"
         failed |= dict.fromkeys(report.converted, "the network raises with the layers converted")
-        report, made = _convert(model, strategy, left | failed.keys(), failed)
+        report, made = _convert(model, strategy, activations, left | failed.keys(), failed)
         proven.measure(report)
     report.notes.extend([note] if note else [])
     return report, made
 
 
-def _convert(model, strategy, left, failed=None):
+def _convert(model, strategy, activations, left, failed=None):
     """Makes regions of the largest parts of the model that have a graph. Returns a report and the regions."""
     report, made, reasons = [], [], {}
     earlier = [name for name, m in model.named_modules() if region.is_region(m)]
@@ -173,9 +178,10 @@ def _convert(model, strategy, left, failed=None):
         try:
             if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
                 raise tracing.NotTraceable
-            opaque = tracing.find_opaque(module)
+            called = custom_activations.modules_of(module, activations)
+            opaque = tracing.find_opaque(module, called=called)
             if prefix and tracing.optional_inputs(module):  # its parent passes them or not: both calls need a graph
-                tracing.find_opaque(module, {})
+                tracing.find_opaque(module, {}, called)
             _check_class(module)
         except tracing.NotTraceable as error:
             if str(error):
@@ -186,7 +192,7 @@ def _convert(model, strategy, left, failed=None):
         names = {m: n for n, m in module.named_modules()}
         for child in opaque + [m for m in module.modules() if m is not module and layers.has_hooks(m)]:
             visit(child, f"{prefix}{names[child]}.")
-        found = _make_region(module, prefix, strategy, left)
+        found = _make_region(module, prefix, strategy, activations, left)
         report.extend(found)
         if region.is_region(module):
             made.append(module)
@@ -212,8 +218,9 @@ def _check_class(module):
         raise tracing.NotTraceable(f"its class takes no subclass: {proof.in_words(error)}") from None
 
 
-def _make_region(module, prefix, strategy, left):
-    settings = region.Settings(strategy, {name[len(prefix):] for name in left if name.startswith(prefix)})
+def _make_region(module, prefix, strategy, activations, left):
+    settings = region.Settings(strategy, {name[len(prefix):] for name in left if name.startswith(prefix)},
+                               activations=activations)
     original = type(module)
     module.__class__ = region.region_class(original)
     module.__dict__["_palimpsest_settings"] = settings

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def _checked(name, param):
+def checked(name, param):
     """(name, parameter), or None for a parameter that the operator refuses."""
     is_known = isinstance(param, (int, float)) and 0 <= param <= (1 if name == "leaky_relu" else 1e30)
     return (name, float(param)) if is_known else None
@@ -15,8 +15,8 @@ def _checked(name, param):
 _ACTIVATION_MODULES = {
     nn.ReLU: lambda m: ("relu", 0.0),
     nn.ReLU6: lambda m: ("relu6", 0.0) if (m.min_val, m.max_val) == (0, 6) else None,
-    nn.LeakyReLU: lambda m: _checked("leaky_relu", m.negative_slope),
-    nn.ELU: lambda m: _checked("elu", m.alpha),
+    nn.LeakyReLU: lambda m: checked("leaky_relu", m.negative_slope),
+    nn.ELU: lambda m: checked("elu", m.alpha),
     nn.GELU: lambda m: ("gelu_tanh" if m.approximate == "tanh" else "gelu", 0.0),
     nn.SiLU: lambda m: ("silu", 0.0),
     nn.Hardswish: lambda m: ("hardswish", 0.0),
@@ -68,7 +68,7 @@ def is_norm_with_act(module):
 
 def is_norm(module):
     """A batch normalization of torch's, or one with its activation."""
-    return type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or is_norm_with_act(module)
+    return type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) or is_norm_with_act(module)
 
 
 # Activations whose result autograd saves: nobody may write over it.
@@ -97,7 +97,7 @@ def activation_of(node, modules):
         return None
     name, keyword, default = known
     param = node.args[1] if keyword and len(node.args) > 1 else node.kwargs.get(keyword, default)
-    return _checked(name, param) if keyword else (name, param)
+    return checked(name, param) if keyword else (name, param)
 
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -174,7 +174,7 @@ def added(node):
 
 def saves_input(node, value, modules):
     """Whether backward of a node may need `value`, its argument, so that autograd saves it."""
-    if node.op == "output":
+    if node.op == "output" or node.meta.get("saves_no_input", False):
         return False
     if node.op == "call_module":
         module = modules[node.target]
@@ -182,6 +182,16 @@ def saves_input(node, value, modules):
     if node.op == "call_method":
         return node.target not in _METHODS_SAVE_NO_INPUT
     return node.target not in _SAVES_NO_INPUT
+
+
+def concatenated(node):
+    """(tensors, dimension) of a node that concatenates a list of the graph's tensors, or None."""
+    if node.op != "call_function" or node.target not in (torch.cat, torch.concat) or node.kwargs.keys() - {"dim"} \
+            or not node.args or not isinstance(node.args[0], (list, tuple)):
+        return None
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    is_known = isinstance(dim, int) and all(isinstance(t, torch.fx.Node) for t in node.args[0])
+    return (list(node.args[0]), dim) if is_known else None
 
 
 def is_split(node):

@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules import module as torchs_module
 
 from palimpsest import _checkpoint, functional
-from palimpsest._convert import tracing
+from palimpsest._convert import custom_activations, tracing
 from palimpsest._convert import watch as watching
 from palimpsest._convert.rewrite import Options, rewrite
 
@@ -20,8 +20,9 @@ _classes = {}     # a module's class to the class that it has as a region
 class Settings:
     """What a region keeps beside its module's own attributes."""
 
-    def __init__(self, strategy, left, warn=True):
+    def __init__(self, strategy, left, warn=True, activations=None):
         self.strategy = strategy
+        self.activations = activations or {}  #: classes of modules that compute an activation: custom_activations.checked()
         self.left = frozenset(left)  #: names of layers, relative to the region, that stay as they are
         self.warn = warn
         self.plans = {}              #: (kinds of inputs, signature) to function; the one that was used last is the last
@@ -40,7 +41,7 @@ class Settings:
         return {**self.__dict__, "plans": {}, "compiled": {}, "watch": None}
 
     def __deepcopy__(self, memo):
-        copied = Settings(self.strategy, self.left, self.warn)
+        copied = Settings(self.strategy, self.left, self.warn, self.activations)
         copied.plans, copied.compiled, copied.converted = dict(self.plans), dict(self.compiled), self.converted
         copied.read, copied.read_of_called = set(self.read), set(self.read_of_called)
         copied.called = {training: set(paths) for training, paths in self.called.items()}
@@ -213,13 +214,14 @@ def constants_of(region, arguments, keywords):
 
 def make_plan(module, settings, constants):
     """(function, layers): the forward of a module with fused layers, or its own if it has no graph."""
-    options = Options(settings.strategy, lambda _, name: name not in settings.left)
+    options = Options(settings.strategy, lambda _, name: name not in settings.left, settings.activations)
     own = type(module)._palimpsest_forward if is_region(module) else type(module).forward
     modules = dict(module.named_modules(remove_duplicate=False))
     called = settings.called[module.training]
     with watching.recorded_reads(settings.read):
         try:
-            opaque = tracing.find_opaque(module, constants, [modules[path] for path in called if path in modules])
+            opaque = tracing.find_opaque(module, constants, [modules[path] for path in called if path in modules]
+                                         + custom_activations.modules_of(module, settings.activations))
             with watching.reads_of_forwards() as reads:
                 graph = tracing.trace(module, opaque, constants)
         except tracing.NotTraceable:

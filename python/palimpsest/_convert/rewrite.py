@@ -8,11 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from palimpsest import functional
-from palimpsest._convert import layers, runtime
+from palimpsest._convert import custom_activations, layers, runtime
 from palimpsest._convert.aliases import Aliases, writes_over
 from palimpsest._convert.formulas import fold_formulas
+from palimpsest._convert.readers import Readers
 
-_MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of)
+_MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of, F.conv1d, F.conv2d,
+                     F.conv3d)
 _MOST_CHANNELS_OF_IMAGES = 4  # a convolution of as many channels takes a few hundredths of a step
 # What a layer saves, by the operator's name for it, and the strategy that asks for it.
 _IN_WORDS = {
@@ -35,6 +37,7 @@ class Options:
     """What the caller of convert() asked for. accepts(module, name relative to the region): False leaves a layer alone."""
     strategy: str = "auto"
     accepts: object = lambda module, name: True
+    activations: dict = dataclasses.field(default_factory=dict)  #: custom_activations.checked()
 
 
 @dataclasses.dataclass
@@ -116,8 +119,11 @@ class _Norm:
 def rewrite(graph, modules, options):
     """Changes the graph. modules: name to module of the region. Returns a Layer for each that it met."""
     _skip_identities(graph, modules)
+    custom_activations.put_functions(graph, modules, options.activations)
     fold_formulas(graph, modules, lambda norm, activation: _takes(modules[norm.target], norm.target, activation, options))
     aliases = Aliases(graph, modules)
+    if options.strategy in ("auto", "store_y"):
+        _flatten_concatenations(graph, modules, aliases)
     in_order = _read_in_order(graph, modules)
     report, norms, taken = [], [], set()
     for node in graph.nodes:
@@ -133,11 +139,11 @@ def rewrite(graph, modules, options):
     for node in list(graph.nodes):
         if node.op == "call_module" and layers.is_dense_block(modules[node.target]):
             report.append(_put_dense_block(graph, node, modules, options))
+    report.extend(_put_pools(graph, modules, options))
     writer = _Writer(graph, modules, options, aliases)
     for norm in norms:
         report.append(Layer(norm.node.target, norm.what(), True, writer.put(norm)))
-    writer.finish()
-    report.extend(_put_pools(graph, modules, options))
+    Readers(graph, modules, options, aliases).put()
     if options.strategy == "auto":
         _put_stems(graph, modules, aliases, in_order, report)
     return report
@@ -198,6 +204,22 @@ def _skip_identities(graph, modules):
             graph.erase_node(node)
 
 
+def _flatten_concatenations(graph, modules, aliases):
+    """cat(a, cat(b, c)) becomes cat(a, b, c) where a normalization reads the inner one, too: in a dense block each of them then
+    has one reader, and is made again from features that are kept once."""
+    for node in graph.nodes:
+        tensors, dim = layers.concatenated(node) or ([], None)
+        flat = []
+        for tensor in tensors:
+            inner, inner_dim = layers.concatenated(tensor) or ([], None)
+            is_flat = inner_dim == dim and not any(aliases.is_changed(t) for t in (tensor, *inner)) and any(
+                reader.op == "call_module" and layers.is_norm(modules[reader.target]) for reader in tensor.users)
+            flat.extend(inner if is_flat else [tensor])
+        if len(flat) > len(tensors):
+            node.args = (flat, dim)
+            node.kwargs = {}
+
+
 def _put_dense_block(graph, node, modules, options):
     name = node.target
     if layers.has_hooks(modules[name]):
@@ -233,6 +255,8 @@ def _put_pools(graph, modules, options):
                                           {k: v for k, v in node.kwargs.items() if k != "return_indices"})
         else:
             continue
+        new.meta["saves_no_input"] = True
+        Aliases.replaces(new, node)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
     return report
@@ -274,20 +298,14 @@ class _Writer:
 
     def __init__(self, graph, modules, options, aliases):
         self.graph, self.modules, self.aliases = graph, modules, aliases
-        self.strategy, self.accepts = options.strategy, options.accepts
+        self.strategy = options.strategy
+        self.readers = Readers(graph, modules, options, aliases)
 
     # ---- Questions about nodes
 
-    def _convolution(self, node):
-        """The convolution that a node calls, if our operators may take its place."""
-        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-            return None
-        module = self.modules[node.target]
-        return module if layers.is_convolution(module) and not layers.has_hooks(module) else None
-
     def _is_new(self, x):
         """Whether nobody else holds the tensor, nor needs it for backward: the layer may write over it."""
-        return len(x.users) == 1 and (self._convolution(x) is not None or
+        return len(x.users) == 1 and (self.readers.convolution(x) is not None or
                                       (x.op == "call_function" and x.target in _MAKES_NEW_TENSOR))
 
     def _is_kept(self, x, reader):
@@ -344,7 +362,7 @@ class _Writer:
         if is_changed and saved.startswith("output"):
             saved = "pre_activation"
         consume = self._is_new(x) and saved != "input"
-        convolutions = [self._convolution(reader) for reader in readers]
+        convolutions = [self.readers.convolution(reader) for reader in readers]
         before_activation = not saved.startswith("output")
         if len(readers) == 1 and convolutions[0] is not None and before_activation and not is_changed and not norm.is_shared:
             return self._put_with_convolution(norm, readers[0], convolutions[0], saved, consume, is_auto)
@@ -357,13 +375,15 @@ class _Writer:
                 y = self._call(node, runtime.norm_act, reference, x, "identity", 0.0, "output", consume)
                 self._replace(last, self._deferred(last, y, activation, param))
                 return "saves y, which its convolutions activate"
-            if any(c is not None for c in convolutions) or any(layers.is_product(r) for r in readers):
+            if any(map(self.readers.takes_source, readers)):
                 pair = self._call(node, runtime.norm_act_shared, reference, x, activation, param, consume)
                 z, source = self._call(last, operator.getitem, pair, 0), self._call(last, operator.getitem, pair, 1)
                 z.meta["source"] = source
                 self._replace(last, z)
                 return "saves y, for its readers too"
         z = self._call(node, runtime.norm_act, reference, x, activation, param, saved, consume)
+        if saved.startswith("output"):
+            z.meta["kept"] = True
         self._replace(last, z)
         return "saves its input, which is kept anyway" if saved == "input" and is_auto else f"saves {_IN_WORDS[saved]}"
 
@@ -389,10 +409,10 @@ class _Writer:
         x = node.args[0]
         references = self._module(reader, node.target), self._module(reader, reader.target)
         is_plain_2d = type(conv) is nn.Conv2d and conv.bias is None
-        if is_auto and is_plain_2d and x.op == "call_function" and x.target in (torch.cat, torch.concat) and len(x.users) == 1 \
-                and isinstance(x.args[0], (list, tuple)) and (x.args[1:] == (1,) or x.kwargs == {"dim": 1}) \
-                and not any(self.aliases.is_changed(feature) for feature in x.all_input_nodes):
-            new = self._call(reader, runtime.norm_act_conv_of, *references, list(x.args[0]), norm.activation, norm.param)
+        features, dim = layers.concatenated(x) or ([], None)
+        if is_auto and is_plain_2d and dim == 1 and len(x.users) == 1 \
+                and not any(self.aliases.is_changed(feature) for feature in features):
+            new = self._call(reader, runtime.norm_act_conv_of, *references, features, norm.activation, norm.param)
             words = f"with {reader.target}, saves nothing of its own"
         elif is_auto and saved == "input" and is_plain_2d and self._is_halved(reader, conv):
             pool = next(iter(reader.users))
@@ -408,7 +428,7 @@ class _Writer:
         if last is not node:
             self.graph.erase_node(last)
         self._erase(node)
-        if not x.users and x.op == "call_function" and x.target in (torch.cat, torch.concat):
+        if not x.users and features:
             self.graph.erase_node(x)
         return words
 
@@ -438,6 +458,8 @@ class _Writer:
         s = self._call(addition, runtime.norm_add, self._module(addition, norm.node.target), x, residual, fused, fused_param,
                        saved, self._is_new(x), relu_residual, norm.written)
         if inverse:
+            if saved == "output":
+                s.meta["kept"] = True
             self._replace(last, s)
             return "saves the sum" if activation == "identity" else "saves its output"
         z = self._deferred(last, s, activation, param, self.aliases.is_returned(last))
@@ -455,51 +477,3 @@ class _Writer:
         else:
             z.meta["deferred"] = (y, activation, param)
         return z
-
-    # ---- The readers
-
-    def finish(self):
-        """Convolutions and products save what their input is made from."""
-        for node in list(self.graph.nodes):
-            conv = self._convolution(node)
-            if conv is not None and self.accepts(conv, node.target):
-                self._put_convolution(node)
-            elif layers.is_product(node):
-                z = next((a for a in node.all_input_nodes if "source" in a.meta or "deferred" in a.meta), None)
-                if z is not None and all(isinstance(a, torch.fx.Node) for a in node.args) and not node.kwargs:
-                    self._put_product(node, z)
-        for node in reversed(list(self.graph.nodes)):
-            is_ours = node.target in (runtime.activated, runtime.source_of, operator.getitem) and \
-                (node.target is not operator.getitem
-                 or node.args[0].target in (runtime.norm_act_shared, runtime.product_shared))
-            if node.op == "call_function" and is_ours and not node.users:
-                self.graph.erase_node(node)
-            elif node.op == "get_attr" and not node.users:
-                self.graph.erase_node(node)
-
-    def _source(self, before, z):
-        if "source" in z.meta:
-            return z.meta["source"]
-        return self._call(before, runtime.source_of, *z.meta["deferred"])
-
-    def _put_product(self, node, z):
-        arguments = self._source(node, z), z, *node.args
-        if any(self._convolution(reader) is not None for reader in node.users) and not self.aliases.is_changed(node):
-            pair = self._call(node, runtime.product_shared, *arguments)
-            product, source = self._call(node, operator.getitem, pair, 0), self._call(node, operator.getitem, pair, 1)
-            product.meta["source"] = source
-        else:
-            product = self._call(node, runtime.product_of, *arguments)
-        node.replace_all_uses_with(product)
-        self.graph.erase_node(node)
-
-    def _put_convolution(self, node):
-        z, reference = node.args[0], self._module(node, node.target)
-        if "deferred" in z.meta:
-            new = self._call(node, runtime.act_conv, reference, *z.meta["deferred"])
-        elif "source" in z.meta:
-            new = self._call(node, runtime.convolution_of, self._source(node, z), reference, z)
-        else:
-            new = self._call(node, runtime.convolution, reference, z)
-        node.replace_all_uses_with(new)
-        self.graph.erase_node(node)

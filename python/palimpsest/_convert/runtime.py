@@ -1,17 +1,26 @@
 """What a rewritten graph calls. Every function reads parameters, buffers and settings of the network's modules when it runs."""
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 
 from palimpsest import functional, nn
-from palimpsest._convert import layers
-from palimpsest._convert.tracing import saved_tensors_hooks
+from palimpsest._convert import layers, sources
 
 _ops = torch.ops.palimpsest
+_LEAST_SAVED = 0.25  # the share of a concatenation that must be kept anyway, so that the rest is worth a copy in backward
 
 
 def _settings(norm, x):
     norm._check_input_dim(x)  # torch's error
     return nn.settings_of(norm)
+
+
+def _group(norm):
+    """The name of the process group whose statistics a SyncBatchNorm takes now, or ""."""
+    if not isinstance(norm, torch.nn.SyncBatchNorm) or not norm.training or not dist.is_available() or not dist.is_initialized():
+        return ""
+    group = norm.process_group or dist.group.WORLD
+    return functional.group_name(group) if dist.get_world_size(group) > 1 else ""
 
 
 def _geometry(conv):
@@ -21,7 +30,9 @@ def _geometry(conv):
 
 def _plain(norm, x):
     """torch's normalization alone, also of a module that holds its activation."""
-    weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
+    weight, bias, mean, var, training, momentum, eps = settings = _settings(norm, x)
+    if group := _group(norm):
+        return _ops.abn(x, *settings, "identity", 0.0, None, group, saved="output")
     return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
 
@@ -45,26 +56,28 @@ def _is_narrowed(x):
 
 def norm_act(norm, x, activation, param, saved, consume):
     """act(norm(x)). consume: x may be written over."""
-    if x.numel() == 0:
+    group = _group(norm)
+    if x.numel() == 0 and not group:
         return functional.activate(_plain(norm, x), activation, param)
-    return _norm_act(x, _settings(norm, x), activation, param, saved, consume)
+    return _norm_act(x, _settings(norm, x), activation, param, saved, consume, group)
 
 
-def _norm_act(x, settings, activation, param, saved, consume):
+def _norm_act(x, settings, activation, param, saved, consume, group=""):
     if consume and saved == "pre_activation":
-        return _ops.abn_recomputable_(x, *settings, activation, param)[0]  # y over x
+        return _ops.abn_recomputable_(x, *settings, activation, param, group)[0]  # y over x
     op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
-    return op(x, *settings, activation, param, saved=saved)
+    return op(x, *settings, activation, param, None, group, saved=saved)
 
 
 def norm_act_conv(norm, conv, x, activation, param, saved, consume):
     """conv(act(norm(x))), with one tensor saved."""
-    if x.numel() == 0 or _is_one_image(conv, x):
+    group = _group(norm)
+    if (x.numel() == 0 and not group) or _is_one_image(conv, x):
         return convolution(conv, functional.activate(_plain(norm, x), activation, param))
     op = _ops.abn_conv_ if consume else _ops.abn_conv
     weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
     return op(x, weight, bias, mean, var, *nn.weight_and_bias(conv), *_geometry(conv), training, momentum, eps, activation,
-              param, saved)
+              param, saved, group)
 
 
 def norm_act_conv_of(norm, conv, features, activation, param):
@@ -77,7 +90,7 @@ def norm_act_conv_of(norm, conv, features, activation, param):
         return norm_act_conv(norm, conv, x, activation, param, "input", False)
     weight, bias, mean, var, training, momentum, eps = _settings(norm, first)
     return _ops.concat_abn_conv(features, weight, bias, mean, var, kernel, *_geometry(conv), training, momentum, eps,
-                                activation, param)
+                                activation, param, group=_group(norm))
 
 
 def norm_act_conv_pool(norm, conv, x, activation, param):
@@ -88,7 +101,7 @@ def norm_act_conv_pool(norm, conv, x, activation, param):
         return F.avg_pool2d(norm_act_conv(norm, conv, x, activation, param, "input", False), 2, 2)
     weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
     return _ops.concat_abn_conv([x], weight, bias, mean, var, kernel, *_geometry(conv), training, momentum, eps, activation,
-                                param, True)
+                                param, True, _group(norm))
 
 
 def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual, written=None):
@@ -96,7 +109,8 @@ def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual
 
     written: "norm" or "residual", the term of an in-place sum that the sum is written over, whose dtype holds."""
     is_tensor = isinstance(residual, torch.Tensor)
-    if not is_tensor or x.numel() == 0 or x.shape != residual.shape or x.dtype != residual.dtype:
+    group = _group(norm)
+    if not is_tensor or (x.numel() == 0 and not group) or x.shape != residual.shape or x.dtype != residual.dtype:
         r = F.relu(residual) if relu_residual else residual
         y = _plain(norm, x)
         total = y + r
@@ -104,7 +118,7 @@ def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual
             total = total.to((y if written == "norm" else r).dtype)
         return functional.activate(total, activation, param)
     op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
-    return op(x, *_settings(norm, x), activation, param, residual, saved=saved, relu_residual=relu_residual)
+    return op(x, *_settings(norm, x), activation, param, residual, group, saved=saved, relu_residual=relu_residual)
 
 
 def activated(y, activation, param):
@@ -124,6 +138,18 @@ def max_pool(pool, x):
     return functional.max_pool2d(x, *_pool_geometry(pool))
 
 
+def average_pool(x, *arguments, **keywords):
+    return sources.reading_sizes(F.avg_pool2d, x, *arguments, **keywords)
+
+
+def adaptive_average_pool(x, *arguments, **keywords):
+    return sources.reading_sizes(F.adaptive_avg_pool2d, x, *arguments, **keywords)
+
+
+def average_pool_of(module, x):
+    return sources.reading_sizes(module, x)
+
+
 def _pool_geometry(pool):
     return pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
 
@@ -132,8 +158,8 @@ def stem(conv, norm, pool, x, activation, param, saved, consume):
     """max_pool(norm_act(norm, convolution(conv, x), ...)), of which backward keeps nothing but x, and runs it again."""
     kernel, kernel_bias = nn.weight_and_bias(conv)
     # The original, too, keeps images for the gradient of the kernel alone.
-    if not _hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_meta or x.numel() == 0 \
-            or _is_one_image(conv, x):
+    if not sources.hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_meta or x.numel() == 0 \
+            or _is_one_image(conv, x) or _group(norm):
         return max_pool(pool, norm_act(norm, convolution(conv, x), activation, param, saved, consume))
     if _is_narrowed(x):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would read, and save it
@@ -190,110 +216,40 @@ def dense_block(block, x):
     return nn.dense_block(x, layers, "relu", 0.0, rates.pop())
 
 
-class _Source:
-    """What a tensor is made from again in backward, in place of being saved."""
-
-    __slots__ = ("inputs", "make", "lent")
-
-    def __init__(self, inputs, make):
-        self.inputs = [(t, t._version) for t in inputs if t is not None]
-        self.make = make
-        self.lent = None
-
-    def check(self):
-        for tensor, version in self.inputs:
-            _check_version(tensor, version)
-
-    def __call__(self):
-        self.check()
-        made, self.lent = self.lent, None
-        if made is not None:
-            return made
-        with torch.no_grad():
-            return self.make()
-
-    def lend(self):
-        """The same, which the next call returns again: for two nodes of which backward runs one after the other."""
-        self.lent = self()
-        return self.lent
-
-
-class _Kept:
-    """A saved tensor with autograd's check that nobody changed it, which hooks go without."""
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor):
-        self.tensor = tensor.detach()
-        self.version = tensor._version
-
-    def __call__(self):
-        _check_version(self.tensor, self.version)
-        return self.tensor
-
-
-def _check_version(tensor, version):
-    if tensor._version != version:
-        raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                           f"tensor of shape {tuple(tensor.shape)} is at version {tensor._version}, expected version {version}")
-
-
-def _hooks_are_free():
-    """False under a checkpoint or other hooks of the caller, which must see every tensor that is saved."""
-    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and \
-        saved_tensors_hooks() is None
-
-
 def norm_act_shared(norm, x, activation, param, consume):
     """(z, source): act(norm(x)), and what it is made from, for readers that would save z."""
-    if not _hooks_are_free() or x.numel() == 0:
+    group = _group(norm)
+    if not sources.hooks_are_free() or (x.numel() == 0 and not group):
         return norm_act(norm, x, activation, param, "pre_activation", consume), None
     op = _ops.abn_recomputable_ if consume else _ops.abn_recomputable
     settings = _settings(norm, x)
-    z, saved, mean, inv_std = op(x, *settings, activation, param)
+    z, saved, mean, inv_std = op(x, *settings, activation, param, group)
     if saved.numel() == 0:
         return z, None
     weight, bias = (t.detach() if t is not None else None for t in settings[:2])
 
-    def make():
-        return _ops.abn_recompute_output(saved, None, weight, bias, activation, param, "pre_activation", False, mean,
+    def make(parts):
+        return _ops.abn_recompute_output(parts[0](), None, weight, bias, activation, param, "pre_activation", False, mean,
                                          inv_std)
 
-    return z, _Source([saved], make)
+    return z, sources.Source([sources.Kept(saved)], make)
 
 
 def source_of(y, activation, param):
     """The source of activated(y)."""
-    if not _hooks_are_free() or not y.requires_grad:
+    if not sources.hooks_are_free() or not y.requires_grad:
         return None
-    kept = y.detach()
-    return _Source([kept], lambda: activated(kept, activation, param))
-
-
-def _read(source, z, function, *arguments):
-    """function(*arguments), z among them: autograd saves z's source in place of z."""
-    if source is None or not _hooks_are_free():
-        return function(*arguments)
-    like = (z.data_ptr(), z.shape, z.stride(), z.dtype)
-    others = {(a.data_ptr(), a.shape): a for a in arguments if isinstance(a, torch.Tensor) and a is not z}
-
-    def pack(t):
-        if (t.data_ptr(), t.shape, t.stride(), t.dtype) == like:
-            return source
-        return _Kept(others.get((t.data_ptr(), t.shape), t))
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept()):
-        return function(*arguments)
+    return sources.Source([sources.Kept(y)], lambda parts: activated(parts[0](), activation, param))
 
 
 def convolution_of(source, conv, z):
     """convolution(conv, z), which saves z's source."""
-    return _read(source, z, convolution, conv, z)
+    return sources.read(source, z, convolution, conv, z)
 
 
 def product_of(source, z, a, b):
     """a * b, of which one is z: saves z's source."""
-    return _read(source, z, torch.mul, a, b)
+    return sources.read(source, z, torch.mul, a, b)
 
 
 def product_shared(source, z, a, b):
@@ -301,13 +257,86 @@ def product_shared(source, z, a, b):
     product = product_of(source, z, a, b)
     z_is_first = a is z
     other = b if z_is_first else a
-    if source is None or not _hooks_are_free() or not isinstance(other, torch.Tensor) or not z.requires_grad:
+    if source is None or not sources.hooks_are_free() or not isinstance(other, torch.Tensor) or not z.requires_grad:
         return product, None
-    factor = other.detach()
-    # The product's own node needs z only for the gradient of the other factor, right after the convolution.
-    made = source.lend if other.requires_grad else source
 
-    def make():  # holds neither z nor the product
-        return torch.mul(made(), factor) if z_is_first else torch.mul(factor, made())
+    def make(parts):  # holds neither z nor the product
+        made, factor = (part() for part in parts)
+        return torch.mul(made, factor) if z_is_first else torch.mul(factor, made)
 
-    return product, _Source([factor], make)
+    return product, sources.Source([source, sources.Kept(other)], make)
+
+
+def module_of(source, module, z):
+    """module(z), a layer of torch's that would save z: saves its source."""
+    return sources.read(source, z, module, z)
+
+
+def conv1d_of(source, z, *arguments, **keywords):
+    return sources.read(source, z, F.conv1d, z, *arguments, **keywords)
+
+
+def conv2d_of(source, z, *arguments, **keywords):
+    """torch's function, which saves z's source."""
+    return sources.read(source, z, F.conv2d, z, *arguments, **keywords)
+
+
+def conv3d_of(source, z, *arguments, **keywords):
+    return sources.read(source, z, F.conv3d, z, *arguments, **keywords)
+
+
+def kept(x, anyway):
+    """The source of a tensor that is kept as it is. anyway: others keep it, too."""
+    return sources.Kept(x, anyway) if sources.hooks_are_free() else None
+
+
+def concatenated(tensors, dim, sources_of_tensors):
+    """(cat(tensors, dim), its source)."""
+    z = torch.cat(tensors, dim)
+    if not _can_be_made_again(z, sources_of_tensors) or any(t.dim() != z.dim() for t in tensors):
+        return z, None
+    saved = sum(t.numel() for t, source in zip(tensors, sources_of_tensors) if source.anyway)
+    if saved < _LEAST_SAVED * z.numel():
+        return z, None
+    return z, sources.of_concatenation(z, sources_of_tensors, dim)
+
+
+def _made_again(function, source, x, *arguments, **keywords):
+    """(function(x, ...), its source), for a function of which backward needs sizes alone."""
+    z = function(x, *arguments, **keywords)
+    if not _can_be_made_again(z, [source]) or z.dtype != x.dtype:
+        return z, None
+    return z, sources.Source([source], lambda parts: function(parts[0](), *arguments, **keywords))
+
+
+def interpolated(source, x, *arguments, **keywords):
+    return _made_again(F.interpolate, source, x, *arguments, **keywords)
+
+
+def padded(source, x, *arguments, **keywords):
+    return _made_again(F.pad, source, x, *arguments, **keywords)
+
+
+def max_pooled(source, x, *arguments, **keywords):
+    return _made_again(functional.max_pool2d, source, x, *arguments, **keywords)
+
+
+def average_pooled(source, x, *arguments, **keywords):
+    return _made_again(average_pool, source, x, *arguments, **keywords)
+
+
+def by_module(source, module, x):
+    """(module(x), its source), of an upsampling, a padding with zeros or a pooling."""
+    if isinstance(module, torch.nn.ZeroPad2d):
+        return padded(source, x, module.padding)
+    if isinstance(module, torch.nn.MaxPool2d):
+        return max_pooled(source, x, *_pool_geometry(module))
+    if isinstance(module, torch.nn.AvgPool2d):
+        return average_pooled(source, x, module.kernel_size, module.stride, module.padding, module.ceil_mode,
+                              module.count_include_pad, module.divisor_override)
+    return interpolated(source, x, module.size, module.scale_factor, module.mode, module.align_corners,
+                        recompute_scale_factor=module.recompute_scale_factor)
+
+
+def _can_be_made_again(z, sources_of_parts):
+    return sources.hooks_are_free() and z.requires_grad and z.numel() > 0 and all(s is not None for s in sources_of_parts)

@@ -1,0 +1,299 @@
+"""What convolutions read is made again in backward: concatenations, upsamplings, paddings, poolings of stride 1."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import palimpsest
+from palimpsest._convert import sources
+from test_convert_layers import assert_same_after, step
+
+X = torch.randn(2, 4, 8, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+
+
+class Network(nn.Module):
+    """Two activated layers, and what a function makes of them."""
+
+    def __init__(self, forward, act=nn.ReLU, returns=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
+        self.norm1, self.norm2, self.act = nn.BatchNorm2d(8), nn.BatchNorm2d(8), act()
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+        self.nearest, self.last_of_8 = nn.UpsamplingNearest2d(scale_factor=2), nn.Conv2d(8, 4, 3)
+        self.transposed, self.last = nn.ConvTranspose2d(8, 8, 2, stride=2), nn.Conv2d(16, 4, 3, bias=False)
+        self.average, self.maximum = nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1)
+        self.last_norm, self.norm_of_both = nn.BatchNorm2d(4), nn.BatchNorm2d(16)
+        self.compute = forward
+        self.double()
+
+    def forward(self, x):
+        a = self.act(self.norm1(self.first(x)))
+        return self.compute(self, a, self.act(self.norm2(self.second(a))))
+
+
+def kept_bytes(model, x=X):
+    with palimpsest.memory.measure() as measured:
+        y = model(x)  # noqa: F841: holds the graph
+        measured.forward_done()
+    return measured.kept_bytes
+
+
+A_BYTES = 2 * 8 * 64 * 8  # of one activated tensor of 8 channels
+
+REMADE = {
+    "concatenation": lambda m, a, b: m.last(torch.cat([a, F.interpolate(b, scale_factor=2)], 1)),
+    "bilinear": lambda m, a, b: m.last(torch.cat([F.interpolate(b, size=a.shape[2:], mode="bilinear"), a], dim=1)),
+    "bicubic": lambda m, a, b: m.last(torch.cat((a, F.interpolate(b, scale_factor=2, mode="bicubic", align_corners=True)), 1)),
+    "nn.Upsample": lambda m, a, b: m.last(torch.cat([a, m.up(b)], -3)),
+    "nn.UpsamplingNearest2d": lambda m, a, b: m.last(torch.concat([a, m.nearest(b)], dim=1)),
+    "padding": lambda m, a, b: m.last(torch.cat([a, F.pad(b, [2, 2, 2, 2])], 1)),
+    "padding with a value": lambda m, a, b: m.last(torch.cat([a, F.pad(b, (1, 3, 2, 2), "constant", 0.5)], 1)),
+    "cropping": lambda m, a, b: m.last(torch.cat([F.pad(a, (-2, -2, -2, -2)), b], 1)),
+    "transposed convolution": lambda m, a, b: m.last(torch.cat([a, m.transposed(b)], 1)),
+    "behind a concatenation": lambda m, a, b: m.last(m.up(torch.cat([b, F.max_pool2d(a, 2)], 1))),
+    "in a concatenation": lambda m, a, b: m.last(torch.cat([torch.cat([a[:, :4] * 2, m.up(b)], 1), a.chunk(2, 1)[1] * 3], 1)),
+    "pooling of stride 1": lambda m, a, b: m.last(torch.cat([m.maximum(a), m.average(a)], 1)),
+    "functions": lambda m, a, b: m.last(torch.cat([F.max_pool2d(a, 3, 1, 1), F.avg_pool2d(a, 3, stride=1, padding=1)], 1)),
+    "two readers": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) + m.last(c),
+    "a convolution as a function": lambda m, a, b: F.conv2d(torch.cat([a, m.up(b)], 1), m.last.weight, None, padding=1),
+    "padding as a module": lambda m, a, b: F.conv2d(nn.ZeroPad2d((1, 2, 0, 1))(a), m.last_of_8.weight, bias=m.last_of_8.bias),
+    "behind an upsampling alone": lambda m, a, b: m.last_of_8(m.up(b)),
+    "read by a pooling too": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * F.max_pool2d(c, 3, 1).mean(),
+    "a sum": lambda m, a, b: m.last(torch.cat([a + m.transposed(b), a], 1)),
+    "behind a split": lambda m, a, b: m.last_of_8(torch.cat([*b.chunk(2, 1)][::-1], 1)),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.SiLU, nn.LeakyReLU])
+@pytest.mark.parametrize("name", REMADE)
+def test_a_step_equals_the_original(name, act, channels_last):
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model = Network(REMADE[name], act).to(memory_format=layout)
+    assert_same_after(model, X.contiguous(memory_format=layout))
+
+
+@pytest.mark.parametrize("name", REMADE)
+def test_what_is_made_again_is_not_kept(name, monkeypatch):
+    model = Network(REMADE[name], nn.SiLU)
+    with_source, _ = palimpsest.convert(copy.deepcopy(model))
+    kept = kept_bytes(with_source)
+    monkeypatch.setattr("palimpsest._convert.readers.Readers.is_remade", lambda self, node: False)
+    without, _ = palimpsest.convert(copy.deepcopy(model))
+    assert kept <= kept_bytes(without) - A_BYTES / 8, name
+
+
+LEFT = {  # the caller, or another node, may write over a part, or saves the concatenation anyway
+    "a part that is returned": lambda m, a, b: (m.last(torch.cat([a, t := m.transposed(b)], 1)), t)[0],
+    "a part that is written over": lambda m, a, b: m.last(torch.cat([a, t := m.transposed(b)], 1)) * t.zero_().sum().add(1),
+    "written over behind it": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * c.zero_().sum().add(1),
+    "others save it": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * c.square().mean(),
+    "reflected": lambda m, a, b: m.last(torch.cat([a, F.pad(b, (2, 2, 2, 2), mode="reflect")], 1)),
+    "into a tensor": lambda m, a, b: m.last(torch.cat([a, m.up(b)], 1, out=None)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_may_change_is_saved(name):
+    model = Network(LEFT[name], nn.SiLU)
+    if "written over" in name:  # torch's error, in both
+        for network in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+            if name == "written over behind it":
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    network(X).sum().backward()
+            else:
+                network(X).sum().backward()
+    if name != "written over behind it":
+        assert_same_after(model, X)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.SiLU, nn.LeakyReLU])
+def test_the_caller_may_write_over_a_part_that_it_gets(act):
+    """As the original allows it: the concatenation has its own copy."""
+    def forward(m, a, b):
+        t = m.transposed(b + 1)
+        return m.last(torch.cat([a, t], 1)) + m.last(torch.cat([a, m.up(b)], 1)), t, b
+
+    def gradients(model):
+        y, t, b = model(X)
+        with torch.no_grad():
+            t.zero_()
+            if act is nn.SiLU:
+                b.zero_()
+        model.zero_grad()
+        y.sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    model = Network(forward, act)
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    for got, want in zip(gradients(converted), gradients(model), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def test_a_part_that_changes_before_backward_is_an_error():
+    """As in the original, in which the other convolution saves the part."""
+    model = Network(lambda m, a, b: (m.last(torch.cat([a, t := m.transposed(b)], 1)) + m.last_of_8(t), t))
+    for network in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        y, t = network(X)
+        with torch.no_grad():
+            t.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_two_backward_passes_and_a_part_of_the_graph():
+    model = Network(REMADE["two readers"])
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    results = []
+    for network in (model, converted):
+        y = network(X)
+        grads = [torch.autograd.grad(y.sum(), list(network.parameters()), retain_graph=True, allow_unused=True) for _ in range(2)]
+        grads.append(torch.autograd.grad(y.square().sum(), [network.last.weight], retain_graph=True))
+        grads.append(torch.autograd.grad(y.sum(), list(network.parameters()), allow_unused=True))
+        results.append([g for some in grads for g in some if g is not None])
+    for got, want in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def test_several_readers_have_it_made_once(monkeypatch):
+    made = []
+    of_concatenation = sources.of_concatenation
+
+    def counted(z, parts, dim):
+        source = of_concatenation(z, parts, dim)
+        make = source.make
+        source.make = lambda parts: made.append(1) or make(parts)
+        return source
+
+    monkeypatch.setattr(sources, "of_concatenation", counted)
+    model, _ = palimpsest.convert(Network(REMADE["two readers"]))
+    for passes in (1, 2):
+        model(X).sum().backward()
+        assert len(made) == passes and sources._holder() is None or sources._holder().made is None
+
+
+def test_nothing_is_held_after_backward():
+    model, _ = palimpsest.convert(Network(REMADE["two readers"]))
+    model(X).sum().backward()
+    with palimpsest.memory.measure() as measured:
+        for _ in range(3):
+            model(X).sum().backward()
+    assert abs(measured.end_bytes) < A_BYTES
+
+
+@pytest.mark.parametrize("name", ["concatenation", "pooling of stride 1", "behind an upsampling alone"])
+def test_checkpoints_hooks_and_compilation(name):
+    model = Network(REMADE[name], nn.SiLU)
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    want = step(model, X)
+
+    def assert_same(call):
+        network = copy.deepcopy(converted)
+        network.load_state_dict(Network(REMADE[name], nn.SiLU).state_dict())
+        x = X.clone().requires_grad_()
+        y = call(network, x)
+        y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
+        for got, expected in zip([y, x.grad, *(p.grad for p in network.parameters())], want):
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+    assert_same(palimpsest.checkpoint)
+    assert_same(lambda network, x: torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False))
+
+    def on_hooks(network, x):
+        with torch.autograd.graph.save_on_cpu():
+            return network(x)
+
+    assert_same(on_hooks)
+    torch._dynamo.reset()
+    assert_same(lambda network, x: torch.compile(network, fullgraph=True, backend="aot_eager")(x))
+
+
+@pytest.mark.parametrize("frozen", [["first", "norm1"], ["last"], ["second", "norm2"], ["first", "norm1", "second", "norm2"]])
+def test_frozen_parts(frozen):
+    model = Network(REMADE["bilinear"])
+    for name in frozen:
+        getattr(model, name).requires_grad_(False)
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    for network in (model, converted):
+        network(X).square().sum().backward()
+    for (name, p), q in zip(model.named_parameters(), converted.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["concatenation", "bilinear", "transposed convolution", "pooling of stride 1"])
+def test_autocast(name):
+    model = Network(REMADE[name]).float()
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    results = []
+    for network in (model, converted):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = network(X.float())
+        y.float().square().mean().backward()
+        results.append([y.float()] + [p.grad for p in network.parameters() if p.grad is not None])
+    for got, want in zip(results[1], results[0], strict=True):
+        assert (got - want).norm() <= 0.05 * want.norm()
+
+
+AVERAGES = {
+    "nn.AvgPool2d": lambda m, x: nn.AvgPool2d(2)(x),
+    "F.avg_pool2d": lambda m, x: F.avg_pool2d(x, 2, ceil_mode=True),
+    "nn.AdaptiveAvgPool2d": lambda m, x: nn.AdaptiveAvgPool2d(3)(x),
+    "F.adaptive_avg_pool2d": lambda m, x: F.adaptive_avg_pool2d(x, (3, 1)),
+    "to one value": lambda m, x: F.adaptive_avg_pool2d(x, 1),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_an_average_keeps_no_values(name, channels_last):
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model = Network(lambda m, a, b: AVERAGES[name](m, a.exp().floor() + m.transposed(b)))
+    model = model.to(memory_format=layout)
+    assert_same_after(model, X.contiguous(memory_format=layout))
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    difference = kept_bytes(model) - kept_bytes(converted)
+    assert difference >= (0 if name == "to one value" else A_BYTES)
+
+
+@pytest.mark.parametrize("kind, shape", [(nn.AvgPool1d, (2, 3, 8)), (nn.AvgPool3d, (2, 3, 4, 4, 4)),
+                                         (nn.AdaptiveAvgPool1d, (2, 3, 8)), (nn.AdaptiveAvgPool3d, (2, 3, 4, 4, 4))])
+def test_averages_of_one_and_three_dimensions(kind, shape):
+    norm, conv = {3: (nn.BatchNorm1d, nn.Conv1d), 5: (nn.BatchNorm3d, nn.Conv3d)}[len(shape)]
+    model = nn.Sequential(conv(3, 3, 1), norm(3), nn.ReLU(), conv(3, 4, 1), kind(2)).double()
+    assert_same_after(model, torch.randn(shape, dtype=torch.double))
+
+
+class DenseChain(nn.Module):
+    """Dense layers that put what they make in front of, or behind, all that was there."""
+
+    def __init__(self, in_front, changes=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.in_front, self.changes = in_front, changes
+        self.layers = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(4 + 4 * i), nn.ReLU(), nn.Conv2d(4 + 4 * i, 8, 1, bias=False),
+                                                  nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1, bias=False))
+                                    for i in range(5))
+        self.last = nn.Sequential(nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 4, 1, bias=False), nn.AvgPool2d(2))
+        self.double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            y = layer(x)
+            x = torch.cat([y, x] if self.in_front else [x, y], 1)
+            if self.changes:
+                x.mul_(2)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("in_front", [False, True])
+def test_concatenations_of_concatenations(in_front, changes):
+    model = DenseChain(in_front, changes)
+    assert_same_after(model, X)
+    converted, report = palimpsest.convert(copy.deepcopy(model), X)
+    assert changes or report.kept_bytes_after < 0.35 * report.kept_bytes_before, report
