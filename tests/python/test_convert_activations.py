@@ -38,6 +38,11 @@ class Slope(nn.Module):
         return torch.where(x > 0, x, 0.2 * x)
 
 
+class Plus(nn.Module):
+    def forward(self, x):
+        return torch.logaddexp(x, torch.zeros_like(x))
+
+
 class Quick(nn.Module):
     def forward(self, x):
         return x * torch.sigmoid(1.702 * x)
@@ -59,6 +64,48 @@ class Channels(nn.Module):
         return F.prelu(x, self.slopes.flatten())
 
 
+class Over(nn.Module):
+    """Writes over its input."""
+
+    def forward(self, x):
+        return F.silu(x, inplace=True)
+
+
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.beta = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.beta * x)
+
+
+class Random(nn.Module):
+    """RReLU, which is a leaky ReLU in evaluation alone."""
+
+    def forward(self, x):
+        return F.rrelu(x, 0.1, 0.3, self.training)
+
+
+class OfSingle(nn.Module):
+    """SiLU in f64, and something else in f32."""
+
+    def forward(self, x):
+        return F.silu(x) if x.dtype == torch.float64 else F.gelu(x)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slope, self.calls = 0.2, 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen += 1
+        return F.leaky_relu(x, self.slope)
+
+
 class StraightThrough(nn.Module):
     """ReLU's values with another derivative."""
 
@@ -76,7 +123,8 @@ X = torch.randn(2, 3, 12, 12, dtype=torch.double, generator=torch.Generator().ma
 
 
 @pytest.mark.parametrize("act, activation, words", [(Swish(), "silu", "BatchNorm2d + silu"),
-                                                    (Slope(), ("leaky_relu", 0.2), "BatchNorm2d + leaky_relu")])
+                                                    (Slope(), ["leaky_relu", 0.2], "BatchNorm2d + leaky_relu"),
+                                                    (Plus(), "softplus", "BatchNorm2d + softplus")])
 @pytest.mark.parametrize("proven", [False, True])
 def test_a_named_activation_is_fused(act, activation, words, proven):
     model = network(act)
@@ -125,7 +173,7 @@ def test_a_module_that_somebody_listens_to_is_called():
     ({Swish: ("silu", 1.0)}, r"activations\[Swish\]: silu takes no parameter 1.0"),
     ({Swish: ("leaky_relu", -2)}, r"activations\[Swish\]: leaky_relu takes no parameter -2"),
     ({nn.SiLU: "silu"}, "activations names SiLU, but no module of the model is of this class"),
-    ({Swish: "mish"}, r"says that Swish computes mish, but Swish\(.*\) is .*, and that of mish"),
+    ({Swish: "mish"}, r"says that Swish computes mish, but '2' differs: mish\(.*\) is .*, and it gives"),
 ])
 def test_refusals(activations, words):
     model = network(Swish())
@@ -135,11 +183,28 @@ def test_refusals(activations, words):
 
 
 @pytest.mark.parametrize("act, activation, words", [
-    (Quick(), "gelu", r"Quick computes gelu, but (the derivative of )?Quick\("),
-    (StraightThrough(), "relu", r"computes relu, but the derivative of StraightThrough\("),
-    (Doubling(), "silu", r"computes silu, but it makes \(1, 2, 40, 40\) of a tensor of \(1, 1, 40, 40\)"),
-    (Channels(), "relu", "computes relu, but it raises for numbers from -8 to 8: RuntimeError"),
+    (Quick(), "gelu", r"Quick computes gelu, but '1' differs: (the derivative of )?gelu\(.*\) is .*, and it gives"),
+    (StraightThrough(), "relu", r"computes relu, but '1' differs: the derivative of relu\("),
+    (Doubling(), "silu", r"computes silu, but '1' makes \(1, 2, 20, 20\) of a tensor of \(1, 1, 20, 20\)"),
+    (Channels(), "relu", "computes relu, but '1' has parameters of its own"),
+    (Learned(), "silu", "computes silu, but '1' has parameters of its own"),
+    (Over(), "silu", "computes silu, but '1' writes over its input"),
+    (Random().eval(), ("leaky_relu", 0.2), "computes leaky_relu, but '1' differs"),
+    (OfSingle(), "silu", "computes silu, but '1' differs"),
+    (nn.Softmax(7), "silu", "computes silu, but '1' raises for numbers from -8 to 8: IndexError"),
 ])
 def test_what_computes_something_else_is_refused(act, activation, words):
     with pytest.raises(ValueError, match=words):
-        palimpsest.convert(nn.Sequential(nn.BatchNorm2d(8), act).double(), activations={type(act): activation})
+        palimpsest.convert(nn.Sequential(nn.BatchNorm2d(8), act), activations={type(act): activation})
+
+
+def test_the_check_changes_nothing_and_runs_again_after_a_change():
+    model = network(Counting())
+    converted, report = palimpsest.convert(copy.deepcopy(model), activations={Counting: ("leaky_relu", 0.2)})
+    assert [layer.kind for layer in report.layers] == ["BatchNorm2d + leaky_relu"] * 2
+    assert converted[2].calls == 0 and converted[2].seen == 0
+    for change in (lambda m: setattr(m[2], "slope", 0.5), lambda m: setattr(m, "5", copy.deepcopy(m[2]))):
+        for changed in (model, converted):
+            change(changed)
+        for got, want in zip(step(converted, X)[:8], step(model, X)[:8], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-9)

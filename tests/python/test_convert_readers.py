@@ -24,6 +24,8 @@ class Network(nn.Module):
         self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
         self.nearest, self.last_of_8 = nn.UpsamplingNearest2d(scale_factor=2), nn.Conv2d(8, 4, 3)
         self.transposed, self.last = nn.ConvTranspose2d(8, 8, 2, stride=2), nn.Conv2d(16, 4, 3, bias=False)
+        self.padded = nn.ZeroPad2d(1)
+        self.padded.value = 0.5
         self.average, self.maximum = nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1)
         self.last_norm, self.norm_of_both = nn.BatchNorm2d(4), nn.BatchNorm2d(16)
         self.compute = forward
@@ -58,6 +60,7 @@ REMADE = {
     "pooling of stride 1": lambda m, a, b: m.last(torch.cat([m.maximum(a), m.average(a)], 1)),
     "functions": lambda m, a, b: m.last(torch.cat([F.max_pool2d(a, 3, 1, 1), F.avg_pool2d(a, 3, stride=1, padding=1)], 1)),
     "two readers": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) + m.last(c),
+    "padding with the value of a module": lambda m, a, b: m.last_of_8(m.padded(a)),
     "a convolution as a function": lambda m, a, b: F.conv2d(torch.cat([a, m.up(b)], 1), m.last.weight, None, padding=1),
     "padding as a module": lambda m, a, b: F.conv2d(nn.ZeroPad2d((1, 2, 0, 1))(a), m.last_of_8.weight, bias=m.last_of_8.bias),
     "behind an upsampling alone": lambda m, a, b: m.last_of_8(m.up(b)),
@@ -86,12 +89,19 @@ def test_what_is_made_again_is_not_kept(name, monkeypatch):
     assert kept <= kept_bytes(without) - A_BYTES / 8, name
 
 
+def doubled(t):
+    return t * 2  # autograd saves no t, which a graph does not know
+
+
 LEFT = {  # the caller, or another node, may write over a part, or saves the concatenation anyway
     "a part that is returned": lambda m, a, b: (m.last(torch.cat([a, t := m.transposed(b)], 1)), t)[0],
     "a part that is written over": lambda m, a, b: m.last(torch.cat([a, t := m.transposed(b)], 1)) * t.zero_().sum().add(1),
     "written over behind it": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * c.zero_().sum().add(1),
     "others save it": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * c.square().mean(),
     "reflected": lambda m, a, b: m.last(torch.cat([a, F.pad(b, (2, 2, 2, 2), mode="reflect")], 1)),
+    "a part that others may save": lambda m, a, b: (m.last(torch.cat([a, t := m.transposed(b + 1)], 1)) + doubled(t).mean(), t)[0],
+    "a part of a larger tensor": lambda m, a, b: m.last(torch.cat([a, (t := m.transposed(b))[:, :8]], 1)) + doubled(t[:, :8]).mean(),
+    "by keywords": lambda m, a, b: m.last(F.avg_pool2d(input=torch.cat([a, m.up(b)], 1), kernel_size=2)),
     "into a tensor": lambda m, a, b: m.last(torch.cat([a, m.up(b)], 1, out=None)),
 }
 
@@ -115,7 +125,7 @@ def test_the_caller_may_write_over_a_part_that_it_gets(act):
     """As the original allows it: the concatenation has its own copy."""
     def forward(m, a, b):
         t = m.transposed(b + 1)
-        return m.last(torch.cat([a, t], 1)) + m.last(torch.cat([a, m.up(b)], 1)), t, b
+        return m.last(torch.cat([a, t], 1)) + m.last(torch.cat([a, m.up(b)], 1)) + doubled(t).mean(), t, b
 
     def gradients(model):
         y, t, b = model(X)
@@ -288,6 +298,91 @@ class DenseChain(nn.Module):
             if self.changes:
                 x.mul_(2)
         return self.last(x)
+
+
+class TwoDense(nn.Module):
+    """Two dense layers that return a concatenation, or a feature."""
+
+    def __init__(self, returns):
+        super().__init__()
+        torch.manual_seed(0)
+        self.returns = returns
+        self.first = nn.Conv2d(4, 4, 1)
+        self.norm1, self.conv1 = nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, padding=1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(12), nn.Conv2d(12, 4, 3, padding=1, bias=False)
+        self.double()
+
+    def forward(self, x):
+        feature = self.first(x)
+        inner = torch.cat([feature, x * 1], 1)
+        y = self.conv1(F.relu(self.norm1(inner)))
+        result = self.conv2(F.relu(self.norm2(torch.cat([y, inner], 1))))
+        return result, {"concatenation": inner, "feature": feature}[self.returns]
+
+
+@pytest.mark.parametrize("returns", ["concatenation", "feature"])
+def test_a_concatenation_that_is_returned_has_its_gradient_and_may_be_written_over(returns):
+    model = TwoDense(returns)
+    results = []
+    for network in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        y, returned = network(X)
+        results.append(list(torch.autograd.grad(y.square().sum(), [returned, *network.parameters()])))
+        y, returned = network(X)
+        if returns == "feature":  # the original saves the concatenation for the normalization
+            with torch.no_grad():
+                returned.zero_()
+        results[-1] += torch.autograd.grad(y.square().sum(), list(network.parameters()))
+    for got, want in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def test_an_input_that_the_caller_writes_over_and_one_of_inference_mode():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.norm, self.last = nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(12, 4, 1)
+
+        def forward(self, x, e):
+            return self.last(torch.cat([F.relu(self.norm(self.conv(x))), e], 1)).mean() + e.abs().mean()
+
+    with torch.inference_mode():
+        of_inference = torch.randn(2, 4, 8, 8, dtype=torch.double)
+    model = Two().double()
+    results = []
+    for network in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        e = torch.ones_like(X)
+        y = network(X, e)
+        e.zero_()
+        results.append(torch.autograd.grad(y, list(network.parameters()))
+                       + torch.autograd.grad(network(X, of_inference), list(network.parameters())))
+    for got, want in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("make_smaller", [lambda u: F.interpolate(u, scale_factor=0.25), lambda u: F.pad(u, (-3, -3, -3, -3)),
+                                          lambda u: F.max_pool2d(u, 7, 1)])
+def test_a_large_tensor_is_not_held_for_a_small_one(make_smaller):
+    class Enhanced(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.wide, self.narrow, self.norm, self.last = nn.Conv2d(4, 32, 1), nn.Conv2d(32, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            u = self.wide(x)
+            return self.last(F.relu(self.norm(self.narrow(make_smaller(u))))).mean() + u.mean() * 0.1 + (-u).sum()
+
+    model = Enhanced().double()
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    assert kept_bytes(converted) <= kept_bytes(model)
+
+
+def test_where_hooks_on_saved_tensors_are_disabled():
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 4, 1)).double()
+    converted, _ = palimpsest.convert(model)
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        converted(X).sum().backward()
 
 
 @pytest.mark.parametrize("changes", [False, True])

@@ -35,7 +35,7 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     strategy: what each layer saves (functional.strategy_names() but "standard"); "auto" is the one that saves least.
     module_filter_fn(module, name): False leaves a normalization, max pooling or dense block as it is.
     activations: classes of the model's modules that compute an activation in their own way, and its name: {Swish: "silu"},
-    {Slope: ("leaky_relu", 0.2)}. What such a module gives for numbers from -8 to 8 is compared with it.
+    {Slope: ("leaky_relu", 0.2)}. What a copy of such a module gives for numbers from -8 to 8 is compared with it.
 
     A module that another model shares computes the same there, with less kept; convert() of that model leaves it alone.
 

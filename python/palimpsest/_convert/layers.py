@@ -5,6 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from palimpsest import functional
+from palimpsest.nn import BatchNormAct
+
 
 def checked(name, param):
     """(name, parameter), or None for a parameter that the operator refuses."""
@@ -71,6 +74,12 @@ def is_norm(module):
     return type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) or is_norm_with_act(module)
 
 
+def keeps_output(module):
+    """A layer of ours that is in place already: backward starts from its result."""
+    return isinstance(module, BatchNormAct) and module.strategy != "standard" and functional.saved_by(
+        functional.resolve_strategy(module.strategy, module.activation), module.activation).startswith("output")
+
+
 # Activations whose result autograd saves: nobody may write over it.
 SAVED_BY_AUTOGRAD = ("relu", "sigmoid", "tanh")
 
@@ -90,6 +99,8 @@ def activation_of(node, modules):
         return (name, 0.0) if name else None
     if node.op != "call_function" or "out" in node.kwargs:
         return None
+    if node.target is F.softplus:
+        return ("softplus", 0.0) if len(node.args) == 1 and not node.kwargs else None
     if node.target is F.gelu:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", 0.0
     known = _ACTIVATION_FUNCTIONS.get(node.target)
@@ -129,6 +140,12 @@ def padding_of(conv):
 
 def is_max_pool(module):
     return type(module) is nn.MaxPool2d and not module.return_indices
+
+
+def is_small_window(size):
+    """Whether our max pooling takes a window, so that one byte tells its positions apart (functional.max_pool2d)."""
+    sides = [size, size] if isinstance(size, int) else size
+    return isinstance(sides, (list, tuple)) and all(isinstance(side, int) for side in sides) and sides[0] * sides[-1] <= 255
 
 
 def _is_torchvisions(module, name):

@@ -80,19 +80,28 @@ class Readers:
         return [node.args[0]] if is_light and not layers.has_hooks(module) else []
 
     def _is_kept(self, part, reader):
-        """Whether a part stays in memory for backward, or what it is made from, also without this reader."""
-        is_saved = any(self._saves(user, part) for user in part.users if user is not reader)
+        """Whether a part stays in memory for backward for certain, or what it is made from, also without this reader."""
+        is_saved = any(self._surely_saves(user) for user in part.users if user is not reader)
         known = layers.activation_of(part, self.modules)
-        return "source" in part.meta or "deferred" in part.meta or part.meta.get("kept", False) or is_saved \
+        return self._has_source(part) or part.meta.get("kept", False) or self._is_in_place_layer(part) or is_saved \
             or (known is not None and known[0] in layers.SAVED_BY_AUTOGRAD)
 
-    def _may_be_kept(self, part, reader):
+    def _surely_saves(self, node):
+        """Whether a node saves what it reads. layers.saves_input() says whether it may."""
+        module = self._called(node)
+        return layers.is_torchs_convolution(module) or self._is_transposed(node) or layers.is_norm(module) or \
+            (node.op == "call_function" and (node.target is runtime.convolution or node.target in _FUNCTIONS_OF))
+
+    def _may_be_kept(self, part):
         """Whether a part may be held for backward: nobody writes over it, and it is no view of something larger."""
-        if "source" in part.meta or "deferred" in part.meta:
+        if self._has_source(part):
             return True
-        if self.aliases.is_changed(part):
-            return False
-        return self._is_kept(part, reader) or (self.aliases.has_own_memory(part) and not self.aliases.is_returned(part))
+        is_ours = part.meta.get("kept", False) or self._is_in_place_layer(part)
+        return not self.aliases.is_changed(part) and not self.aliases.is_callers(part) \
+            and (is_ours or self.aliases.has_own_memory(part))
+
+    def _is_in_place_layer(self, node):
+        return node.op == "call_module" and layers.keeps_output(self.modules[node.target])
 
     # ---- Nodes
 
@@ -110,7 +119,7 @@ class Readers:
                     self._put_product(node, z)
             elif self.is_remade(node):
                 parts = self._parts(node)
-                if any(self._is_kept(p, node) for p in parts) and all(self._may_be_kept(p, node) for p in parts):
+                if any(self._is_kept(p, node) for p in parts) and all(map(self._may_be_kept, parts)):
                     self._put_remade(node, parts)
         if self.is_auto:
             self._put_averages()
@@ -193,7 +202,7 @@ class Readers:
         """Average poolings keep no values."""
         for node in list(self.graph.nodes):
             module = self._called(node)
-            if node.op == "call_function" and node.target in _AVERAGES:
+            if node.op == "call_function" and node.target in _AVERAGES and node.args:
                 self._replace(node, self._call(node, _AVERAGES[node.target], *node.args, **node.kwargs))
             elif type(module) in _AVERAGE_MODULES and not layers.has_hooks(module):
                 self._replace(node, self._call(node, runtime.average_pool_of, self._module(node), *node.args))

@@ -227,6 +227,7 @@ def make_plan(module, settings, constants):
         except tracing.NotTraceable:
             return own, []
         settings.read_of_called |= watching.of_called(graph, modules, reads)
+        settings.read_of_called |= custom_activations.attributes_of(modules, settings.activations)
         called.update(path for path, part in modules.items() if part in opaque)
         layers = rewrite(graph, modules, options)
     if not any(layer.converted for layer in layers):

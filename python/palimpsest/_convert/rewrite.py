@@ -15,6 +15,7 @@ from palimpsest._convert.readers import Readers
 
 _MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of, F.conv1d, F.conv2d,
                      F.conv3d)
+_MOST_PARTS = 100  # of a flat concatenation: dense blocks have fewer layers
 _MOST_CHANNELS_OF_IMAGES = 4  # a convolution of as many channels takes a few hundredths of a step
 # What a layer saves, by the operator's name for it, and the strategy that asks for it.
 _IN_WORDS = {
@@ -123,7 +124,7 @@ def rewrite(graph, modules, options):
     fold_formulas(graph, modules, lambda norm, activation: _takes(modules[norm.target], norm.target, activation, options))
     aliases = Aliases(graph, modules)
     if options.strategy in ("auto", "store_y"):
-        _flatten_concatenations(graph, modules, aliases)
+        _flatten_concatenations(graph, aliases)
     in_order = _read_in_order(graph, modules)
     report, norms, taken = [], [], set()
     for node in graph.nodes:
@@ -204,16 +205,16 @@ def _skip_identities(graph, modules):
             graph.erase_node(node)
 
 
-def _flatten_concatenations(graph, modules, aliases):
-    """cat(a, cat(b, c)) becomes cat(a, b, c) where a normalization reads the inner one, too: in a dense block each of them then
-    has one reader, and is made again from features that are kept once."""
+def _flatten_concatenations(graph, aliases):
+    """cat(a, cat(b, c)) becomes cat(a, b, c): in a dense block each of them then has one reader, and is made again from features
+    that are kept once. A result of the forward stays a part, for its gradient and its hooks."""
     for node in graph.nodes:
         tensors, dim = layers.concatenated(node) or ([], None)
         flat = []
         for tensor in tensors:
             inner, inner_dim = layers.concatenated(tensor) or ([], None)
-            is_flat = inner_dim == dim and not any(aliases.is_changed(t) for t in (tensor, *inner)) and any(
-                reader.op == "call_module" and layers.is_norm(modules[reader.target]) for reader in tensor.users)
+            is_flat = inner_dim == dim and not aliases.is_returned(tensor) and len(inner) < _MOST_PARTS \
+                and not any(aliases.is_changed(t) for t in (tensor, *inner))
             flat.extend(inner if is_flat else [tensor])
         if len(flat) > len(tensors):
             node.args = (flat, dim)
@@ -246,16 +247,17 @@ def _put_pools(graph, modules, options):
                 continue
             with graph.inserting_before(node):
                 new = graph.call_function(runtime.max_pool, (graph.get_attr(node.target), node.args[0]))
-            new.meta["layer"] = report[-1]
+            new.meta["layer"], window = report[-1], pool.kernel_size
         elif node.op == "call_function" and node.target is F.max_pool2d and not node.kwargs.get("return_indices") \
                 and len(node.args) <= 6:
             report.append(Layer(str(node), "max_pool2d", True, "saves one byte per output"))
             with graph.inserting_before(node):
                 new = graph.call_function(functional.max_pool2d, node.args,
                                           {k: v for k, v in node.kwargs.items() if k != "return_indices"})
+            window = node.args[1] if len(node.args) > 1 else node.kwargs.get("kernel_size")
         else:
             continue
-        new.meta["saves_no_input"] = True
+        new.meta["saves_no_input"] = layers.is_small_window(window)
         Aliases.replaces(new, node)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
@@ -319,6 +321,11 @@ class _Writer:
             return True
         return self.aliases.is_returned(value) and activation not in layers.SAVED_BY_AUTOGRAD \
             and not any(layers.saves_input(reader, value, self.modules) for reader in value.users)
+
+    def _is_only_returned(self, value, reader):
+        """Whether the caller gets a value, and may write over it, as the original does not save it for another reader."""
+        return self.aliases.is_returned(value) and \
+            not any(layers.saves_input(user, value, self.modules) for user in value.users if user is not reader)
 
     # ---- Nodes
 
@@ -411,7 +418,7 @@ class _Writer:
         is_plain_2d = type(conv) is nn.Conv2d and conv.bias is None
         features, dim = layers.concatenated(x) or ([], None)
         if is_auto and is_plain_2d and dim == 1 and len(x.users) == 1 \
-                and not any(self.aliases.is_changed(feature) for feature in features):
+                and not any(self.aliases.is_changed(f) or self._is_only_returned(f, x) for f in features):
             new = self._call(reader, runtime.norm_act_conv_of, *references, features, norm.activation, norm.param)
             words = f"with {reader.target}, saves nothing of its own"
         elif is_auto and saved == "input" and is_plain_2d and self._is_halved(reader, conv):

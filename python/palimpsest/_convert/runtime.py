@@ -287,7 +287,7 @@ def conv3d_of(source, z, *arguments, **keywords):
 
 def kept(x, anyway):
     """The source of a tensor that is kept as it is. anyway: others keep it, too."""
-    return sources.Kept(x, anyway) if sources.hooks_are_free() else None
+    return sources.Kept(x, anyway and x.requires_grad) if sources.hooks_are_free() and not x.is_inference() else None
 
 
 def concatenated(tensors, dim, sources_of_tensors):
@@ -304,7 +304,8 @@ def concatenated(tensors, dim, sources_of_tensors):
 def _made_again(function, source, x, *arguments, **keywords):
     """(function(x, ...), its source), for a function of which backward needs sizes alone."""
     z = function(x, *arguments, **keywords)
-    if not _can_be_made_again(z, [source]) or z.dtype != x.dtype:
+    is_larger = isinstance(source, sources.Kept) and x.numel() > z.numel()
+    if not _can_be_made_again(z, [source]) or z.dtype != x.dtype or is_larger:
         return z, None
     return z, sources.Source([source], lambda parts: function(parts[0](), *arguments, **keywords))
 
@@ -326,9 +327,9 @@ def average_pooled(source, x, *arguments, **keywords):
 
 
 def by_module(source, module, x):
-    """(module(x), its source), of an upsampling, a padding with zeros or a pooling."""
+    """(module(x), its source), of an upsampling, a padding with one value or a pooling."""
     if isinstance(module, torch.nn.ZeroPad2d):
-        return padded(source, x, module.padding)
+        return padded(source, x, module.padding, "constant", module.value)
     if isinstance(module, torch.nn.MaxPool2d):
         return max_pooled(source, x, *_pool_geometry(module))
     if isinstance(module, torch.nn.AvgPool2d):

@@ -9,7 +9,7 @@ from palimpsest._convert.tracing import saved_tensors_hooks
 def hooks_are_free():
     """False under a checkpoint or other hooks of the caller, which must see every tensor that is saved."""
     return not torch.compiler.is_compiling() and torch.is_grad_enabled() and \
-        saved_tensors_hooks() is None
+        saved_tensors_hooks() is None and torch._C._autograd._saved_tensors_hooks_is_enabled()
 
 
 class Kept:
