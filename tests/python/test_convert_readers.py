@@ -93,6 +93,31 @@ def doubled(t):
     return t * 2  # autograd saves no t, which a graph does not know
 
 
+SPLITS = {
+    "chunk": lambda m, a, b: m.last(torch.cat([*a.chunk(2, 1), m.up(b)], 1)),
+    "the parts once more": lambda m, a, b: m.last(torch.cat([(p := a.chunk(2, 1))[1], p[0], m.last_of_8(torch.cat(p, 1)).mean() * p[0],
+                                                             p[1]], 1)),
+    "sizes": lambda m, a, b: m.last(torch.cat([(p := torch.split(a, [3, 5], dim=1))[1], m.up(b), p[0]], 1)),
+    "one part": lambda m, a, b: m.last_of_8(F.interpolate(torch.cat([a.chunk(2, 1)[1], b[:, :4].repeat(1, 1, 2, 2)], 1), size=9)),
+    "a part that is returned": lambda m, a, b: (m.last(torch.cat([*(p := a.chunk(2, 1)), m.up(b)], 1)), p[1])[0],
+    "rows": lambda m, a, b: m.last_of_8(torch.cat(a.split(4, 2)[::-1], 2)),
+    "convolutions": lambda m, a, b: F.conv2d((p := a.chunk(2, 1))[0], m.last.weight[:, :4]) + m.narrow(p[1]),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU])
+@pytest.mark.parametrize("name", SPLITS)
+def test_parts_of_an_activated_value(name, act, channels_last):
+    """Only the split reads it, as in YOLO's blocks."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model = Network(lambda m, a, b: None, act)
+    model.narrow = nn.Conv2d(4, 4, 3).double()
+    model.compute = lambda m, a, b: SPLITS[name](m, m.act(m.norm3(m.first(X.to(memory_format=layout)))), b)
+    model.norm3 = nn.BatchNorm2d(8).double()
+    assert_same_after(model.to(memory_format=layout), X.contiguous(memory_format=layout))
+
+
 LEFT = {  # the caller, or another node, may write over a part, or saves the concatenation anyway
     "a part that is returned": lambda m, a, b: (m.last(torch.cat([a, t := m.transposed(b)], 1)), t)[0],
     "a part that is written over": lambda m, a, b: m.last(torch.cat([a, t := m.transposed(b)], 1)) * t.zero_().sum().add(1),

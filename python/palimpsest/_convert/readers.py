@@ -23,8 +23,9 @@ _AVERAGE_MODULES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool
 class Readers:
     """What reads the values of a graph, and put(), which lets them save sources.
 
-    A value of the graph has one of these in its `meta`: "source", the node that returns its source; "deferred", (y, activation,
-    param) of which it is made; or "kept", if it stays in memory for backward whoever reads it."""
+    A value of the graph has some of these in its `meta`: "source", the node that returns its source; "deferred", (y, activation,
+    param) of which it is made; "kept", if it stays in memory for backward whoever reads it; "is_view", if nothing is lost with
+    it when nobody reads it."""
 
     def __init__(self, graph, modules, options, aliases):
         self.graph, self.modules, self.aliases, self.accepts = graph, modules, aliases, options.accepts
@@ -131,9 +132,10 @@ class Readers:
 
     def _erase_unread(self):
         for node in reversed(list(self.graph.nodes)):
-            is_source = node.target in (runtime.activated, runtime.source_of, runtime.kept) or \
+            is_source = node.target in (runtime.activated, runtime.source_of, runtime.part_of, runtime.kept) or \
                 (node.target is operator.getitem and node.args[0].target in _RETURN_SOURCE)
-            if ((node.op == "call_function" and is_source) or node.op == "get_attr") and not node.users:
+            is_ours = (node.op == "call_function" and is_source) or node.op == "get_attr" or node.meta.get("is_view", False)
+            if is_ours and not node.users:
                 self.graph.erase_node(node)
 
     def _call(self, before, function, *arguments, **keywords):

@@ -402,13 +402,21 @@ class _Writer:
         return parts if is_split and not any(self.aliases.is_changed(part) for part in parts) else []
 
     def _put_before_split(self, norm, y, split):
-        """The activation goes behind the split, where each part is activated by its readers."""
+        """y is split as well: convolutions activate their part of it, and what else reads a part saves the whole y."""
         parts = self._parts(split)
-        self._replace(norm.last, y)
+        z = self._call(norm.last, runtime.activated, y, norm.activation, norm.param)
+        whole = self._call(norm.last, runtime.source_of, y, norm.activation, norm.param)
+        self._replace(norm.last, z)
+        with self.graph.inserting_before(split):
+            split_y = self.graph.node_copy(split, lambda node: y if node is z else node)
+        for node in (split, split_y):
+            node.meta["is_view"] = True
         for part in parts:
-            users = list(part.users)
-            z = self._deferred(part.next, part, norm.activation, norm.param, self.aliases.is_returned(part))
-            part.replace_all_uses_with(z, delete_user_cb=users.__contains__)
+            y_part = self._call(part, operator.getitem, split_y, part.args[1])
+            part.meta["is_view"] = y_part.meta["is_view"] = True
+            if not self.aliases.is_returned(part):
+                part.meta["deferred"] = y_part, norm.activation, norm.param
+            part.meta["source"] = self._call(part.next, runtime.part_of, whole, z, part)
         return "saves y, whose parts its readers activate"
 
     def _put_with_convolution(self, norm, reader, conv, saved, consume, is_auto):

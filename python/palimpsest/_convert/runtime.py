@@ -242,6 +242,19 @@ def source_of(y, activation, param):
     return sources.Source([sources.Kept(y)], lambda parts: activated(parts[0](), activation, param))
 
 
+def part_of(source, z, part):
+    """The source of a part of z, a view."""
+    if source is None:
+        return None
+    size, stride, offset = part.shape, part.stride(), part.storage_offset() - z.storage_offset()
+
+    def make(parts):
+        whole = parts[0]()
+        return whole.as_strided(size, stride, whole.storage_offset() + offset)
+
+    return sources.Source([source], make)
+
+
 def convolution_of(source, conv, z):
     """convolution(conv, z), which saves z's source."""
     return sources.read(source, z, convolution, conv, z)
