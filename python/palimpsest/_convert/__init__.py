@@ -3,9 +3,14 @@
     tracing.py   the graph of a module's forward, and when it may be used
     questions.py what a forward asks about its values that no graph can answer
     layers.py    which modules and functions are which layer
+    aliases.py   which values share memory, and which change in place
     formulas.py  activations that a forward writes out
+    custom_activations.py  activations that the caller names
     rewrite.py   a graph with fused layers in place of the network's own
+    readers.py   what reads a layer's result: convolutions, concatenations, poolings
+    sources.py   what backward makes again in place of having it saved
     runtime.py   what the rewritten graph calls
+    watch.py     what a rewritten graph depends on
     region.py    a module that runs its rewritten graph
     proof.py     compares a converted network with the original
     report.py    what was converted, and why the rest was not
