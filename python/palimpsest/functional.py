@@ -157,6 +157,12 @@ def _pair(size):
     return [size, size] if isinstance(size, int) else list(size)
 
 
+def is_small_window(kernel_size: int | Sequence[int]) -> bool:
+    """Whether one byte tells the positions of a max pooling's window apart."""
+    window = _pair(kernel_size)
+    return window[0] * window[-1] <= 255
+
+
 def max_pool2d(x: torch.Tensor, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
                padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False) -> torch.Tensor:
     """torch.nn.functional.max_pool2d with one byte saved per output, and neither x nor 64-bit indices.
@@ -164,7 +170,7 @@ def max_pool2d(x: torch.Tensor, kernel_size: int | Sequence[int], stride: int | 
     x: (N, C, H, W). Sizes are numbers or pairs. A window of more than 255 positions, which one byte cannot tell apart, is
     torch's, and so are integers."""
     window = _pair(kernel_size)
-    is_torchs = window[0] * window[-1] > 255 or not x.is_floating_point() or is_exporting()
+    is_torchs = not is_small_window(window) or not x.is_floating_point() or is_exporting()
     pool = F.max_pool2d if is_torchs else torch.ops.palimpsest.max_pool2d
     return pool(x, window, [] if stride is None else _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
 

@@ -6,6 +6,7 @@
     aliases.py   which values share memory, and which change in place
     formulas.py  activations that a forward writes out
     custom_activations.py  activations that the caller names
+    editor.py    changes of a graph that every part of the rewriting makes
     rewrite.py   a graph with fused layers in place of the network's own
     readers.py   what reads a layer's result: convolutions, concatenations, poolings
     sources.py   what backward makes again in place of having it saved

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from palimpsest._convert import layers, proof, tracing
 
-# Name to the function, and the keyword of its parameter.
+# Name to torch's function, which all of the rewriting knows, and the keyword of its parameter.
 _FUNCTIONS = {"relu": (F.relu, None), "leaky_relu": (F.leaky_relu, "negative_slope"), "elu": (F.elu, "alpha"),
               "relu6": (F.relu6, None), "gelu": (F.gelu, None), "gelu_tanh": (F.gelu, None), "silu": (F.silu, None),
               "hardswish": (F.hardswish, None), "mish": (F.mish, None), "sigmoid": (torch.sigmoid, None), "tanh": (torch.tanh, None),

@@ -143,9 +143,9 @@ def is_max_pool(module):
 
 
 def is_small_window(size):
-    """Whether our max pooling takes a window, so that one byte tells its positions apart (functional.max_pool2d)."""
-    sides = [size, size] if isinstance(size, int) else size
-    return isinstance(sides, (list, tuple)) and all(isinstance(side, int) for side in sides) and sides[0] * sides[-1] <= 255
+    """functional.is_small_window() of a size that may be a node of the graph."""
+    sides = size if isinstance(size, (list, tuple)) else [size]
+    return all(isinstance(side, int) for side in sides) and functional.is_small_window(size)
 
 
 def _is_torchvisions(module, name):
@@ -199,6 +199,11 @@ def saves_input(node, value, modules):
     if node.op == "call_method":
         return node.target not in _METHODS_SAVE_NO_INPUT
     return node.target not in _SAVES_NO_INPUT
+
+
+def may_be_saved(value, modules, without=None):
+    """Whether a reader of a value, other than `without`, may need it for backward."""
+    return any(saves_input(reader, value, modules) for reader in value.users if reader is not without)
 
 
 def concatenated(node):

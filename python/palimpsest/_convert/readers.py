@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from palimpsest import functional
 from palimpsest._convert import layers, runtime
-from palimpsest._convert.aliases import Aliases
+from palimpsest._convert.editor import Editor
 
 _LIGHT_MODULES = (nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d, nn.ZeroPad2d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -15,12 +15,12 @@ _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTrans
 _AGAIN = {F.interpolate: runtime.interpolated, F.pad: runtime.padded, functional.max_pool2d: runtime.max_pooled,
           F.avg_pool2d: runtime.average_pooled}
 _RETURN_SOURCE = (runtime.norm_act_shared, runtime.product_shared, runtime.concatenated, *_AGAIN.values(), runtime.by_module)
-_FUNCTIONS_OF = {F.conv1d: runtime.conv1d_of, F.conv2d: runtime.conv2d_of, F.conv3d: runtime.conv3d_of}
+_CONVOLUTION_FUNCTIONS = {F.conv1d: runtime.conv1d_of, F.conv2d: runtime.conv2d_of, F.conv3d: runtime.conv3d_of}
 _AVERAGES = {F.avg_pool2d: runtime.average_pool, F.adaptive_avg_pool2d: runtime.adaptive_average_pool}
 _AVERAGE_MODULES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 
 
-class Readers:
+class Readers(Editor):
     """What reads the values of a graph, and put(), which lets them save sources.
 
     A value of the graph has some of these in its `meta`: "source", the node that returns its source; "deferred", (y, activation,
@@ -28,9 +28,8 @@ class Readers:
     it when nobody reads it."""
 
     def __init__(self, graph, modules, options, aliases):
-        self.graph, self.modules, self.aliases, self.accepts = graph, modules, aliases, options.accepts
-        self.is_auto = options.strategy in ("auto", "store_y")
-        self._remade = {}  # node to the answer of is_remade()
+        super().__init__(graph, modules, options, aliases)
+        self._made_again = {}  # node to the answer of is_made_again()
 
     # ---- Questions about nodes
 
@@ -51,18 +50,18 @@ class Readers:
         """Whether a node can save the source of what it reads."""
         return self._reads_source(node) or layers.is_product(node)
 
-    def is_remade(self, node):
+    def is_made_again(self, node):
         """Whether backward may make the result of a node again: a concatenation, an upsampling, a padding or a pooling of
         stride 1 that convolutions read, alone or behind others of the kind, and nobody else saves."""
-        if node not in self._remade:
-            self._remade[node] = False  # a graph has no cycle
-            self._remade[node] = self.is_auto and bool(self._parts(node)) and not self.aliases.is_changed(node) \
+        if node not in self._made_again:
+            self._made_again[node] = False  # a graph has no cycle
+            self._made_again[node] = self.options.is_auto and bool(self._parts(node)) and not self.aliases.is_changed(node) \
                 and not any(self._saves(reader, node) for reader in node.users) \
                 and any(self._reads_source(reader) for reader in node.users)
-        return self._remade[node]
+        return self._made_again[node]
 
     def _reads_source(self, node):
-        return self.convolution(node) is not None or self._is_transposed(node) or _is_function(node) or self.is_remade(node)
+        return self.convolution(node) is not None or self._is_transposed(node) or _is_convolution_function(node) or self.is_made_again(node)
 
     def _saves(self, reader, value):
         return not self._reads_source(reader) and layers.saves_input(reader, value, self.modules)
@@ -75,12 +74,12 @@ class Readers:
             is_known = node.args and isinstance(node.args[0], torch.fx.Node) and _is_light(node)
             return [node.args[0]] if is_known else []
         if node.op == "call_function" and node.target is runtime.max_pool:
-            return [node.args[1]] if _is_1(self.modules[node.args[0].target].stride) else []
+            return [node.args[1]] if _is_one(self.modules[node.args[0].target].stride) else []
         module = self._called(node)
-        is_light = type(module) in _LIGHT_MODULES or (type(module) is nn.AvgPool2d and _is_1(module.stride))
+        is_light = type(module) in _LIGHT_MODULES or (type(module) is nn.AvgPool2d and _is_one(module.stride))
         return [node.args[0]] if is_light and not layers.has_hooks(module) else []
 
-    def _is_kept(self, part, reader):
+    def _is_kept_anyway(self, part, reader):
         """Whether a part stays in memory for backward for certain, or what it is made from, also without this reader."""
         is_saved = any(self._surely_saves(user) for user in part.users if user is not reader)
         known = layers.activation_of(part, self.modules)
@@ -91,7 +90,7 @@ class Readers:
         """Whether a node saves what it reads. layers.saves_input() says whether it may."""
         module = self._called(node)
         return layers.is_torchs_convolution(module) or self._is_transposed(node) or layers.is_norm(module) or \
-            (node.op == "call_function" and (node.target is runtime.convolution or node.target in _FUNCTIONS_OF))
+            (node.op == "call_function" and (node.target is runtime.convolution or node.target in _CONVOLUTION_FUNCTIONS))
 
     def _may_be_kept(self, part):
         """Whether a part may be held for backward: nobody writes over it, and it is no view of something larger."""
@@ -108,21 +107,22 @@ class Readers:
 
     def put(self):
         """Convolutions, products, concatenations and upsamplings save what their input is made from."""
+        self._made_again.clear()  # the graph has changed since others asked
         for node in list(self.graph.nodes):
-            if self.convolution(node) is not None and self.accepts(self.convolution(node), node.target):
+            if self.convolution(node) is not None and self.options.accepts(self.convolution(node), node.target):
                 self._put_convolution(node)
-            elif self._is_transposed(node) or _is_function(node):
+            elif self._is_transposed(node) or _is_convolution_function(node):
                 if self._has_source(node.args[0]):
-                    self._put_torchs(node)
+                    self._put_torchs_convolution(node)
             elif layers.is_product(node):
                 z = next((a for a in node.all_input_nodes if self._has_source(a)), None)
                 if z is not None and all(isinstance(a, torch.fx.Node) for a in node.args) and not node.kwargs:
                     self._put_product(node, z)
-            elif self.is_remade(node):
+            elif self.is_made_again(node):
                 parts = self._parts(node)
-                if any(self._is_kept(p, node) for p in parts) and all(map(self._may_be_kept, parts)):
-                    self._put_remade(node, parts)
-        if self.is_auto:
+                if any(self._is_kept_anyway(p, node) for p in parts) and all(map(self._may_be_kept, parts)):
+                    self._put_made_again(node, parts)
+        if self.options.is_auto:
             self._put_averages()
         self._erase_unread()
 
@@ -138,33 +138,13 @@ class Readers:
             if is_ours and not node.users:
                 self.graph.erase_node(node)
 
-    def _call(self, before, function, *arguments, **keywords):
-        with self.graph.inserting_before(before):
-            return self.graph.call_function(function, arguments, keywords)
-
-    def _module(self, node):
-        with self.graph.inserting_before(node):
-            return self.graph.get_attr(node.target)
-
-    def _replace(self, old, new):
-        Aliases.replaces(new, old)
-        old.replace_all_uses_with(new)
-        self.graph.erase_node(old)
-
-    def _with_source(self, before, function, *arguments, **keywords):
-        """The first result of a function that returns a value and its source."""
-        pair = self._call(before, function, *arguments, **keywords)
-        value = self._call(before, operator.getitem, pair, 0)
-        value.meta["source"] = self._call(before, operator.getitem, pair, 1)
-        return value
-
     def _source(self, reader, z):
         """The node, in front of z's reader, that returns z's source."""
         if "source" in z.meta:
             return z.meta["source"]
         if "deferred" in z.meta:
             return self._call(reader, runtime.source_of, *z.meta["deferred"])
-        return self._call(reader, runtime.kept, z, self._is_kept(z, reader))
+        return self._call(reader, runtime.kept, z, self._is_kept_anyway(z, reader))
 
     def _put_product(self, node, z):
         arguments = self._source(node, z), z, *node.args
@@ -173,7 +153,7 @@ class Readers:
                       else self._call(node, runtime.product_of, *arguments))
 
     def _put_convolution(self, node):
-        z, reference = node.args[0], self._module(node)
+        z, reference = node.args[0], self._module(node, node.target)
         if "deferred" in z.meta:
             new = self._call(node, runtime.act_conv, reference, *z.meta["deferred"])
         elif "source" in z.meta:
@@ -182,18 +162,18 @@ class Readers:
             new = self._call(node, runtime.convolution, reference, z)
         self._replace(node, new)
 
-    def _put_torchs(self, node):
+    def _put_torchs_convolution(self, node):
         z = node.args[0]
         source = self._source(node, z)
-        self._replace(node, self._call(node, runtime.module_of, source, self._module(node), z) if node.op == "call_module"
-                      else self._call(node, _FUNCTIONS_OF[node.target], source, *node.args, **node.kwargs))
+        self._replace(node, self._call(node, runtime.module_of, source, self._module(node, node.target), z) if node.op == "call_module"
+                      else self._call(node, _CONVOLUTION_FUNCTIONS[node.target], source, *node.args, **node.kwargs))
 
-    def _put_remade(self, node, parts):
+    def _put_made_again(self, node, parts):
         sources = [self._source(node, part) for part in parts]
         if node.target is runtime.max_pool:
             new = self._with_source(node, runtime.by_module, *sources, *node.args)
         elif node.op == "call_module":
-            new = self._with_source(node, runtime.by_module, *sources, self._module(node), *parts)
+            new = self._with_source(node, runtime.by_module, *sources, self._module(node, node.target), *parts)
         elif node.target in _AGAIN:
             new = self._with_source(node, _AGAIN[node.target], *sources, *node.args, **node.kwargs)
         else:
@@ -207,16 +187,16 @@ class Readers:
             if node.op == "call_function" and node.target in _AVERAGES and node.args:
                 self._replace(node, self._call(node, _AVERAGES[node.target], *node.args, **node.kwargs))
             elif type(module) in _AVERAGE_MODULES and not layers.has_hooks(module):
-                self._replace(node, self._call(node, runtime.average_pool_of, self._module(node), *node.args))
+                self._replace(node, self._call(node, runtime.average_pool_of, self._module(node, node.target), *node.args))
 
 
-def _is_function(node):
+def _is_convolution_function(node):
     """Whether a node is torch's convolution as a function, of a value of the graph and other weights."""
-    return node.op == "call_function" and node.target in _FUNCTIONS_OF and bool(node.args) \
+    return node.op == "call_function" and node.target in _CONVOLUTION_FUNCTIONS and bool(node.args) \
         and isinstance(node.args[0], torch.fx.Node) and node.args[0] not in (*node.args[1:], *node.kwargs.values())
 
 
-def _is_1(stride):
+def _is_one(stride):
     return stride in (1, (1, 1), [1, 1])
 
 
@@ -224,4 +204,4 @@ def _is_light(node):
     """Whether a call of a function takes little time and makes a tensor that is worth it."""
     if node.target is F.pad:
         return (node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) == "constant"
-    return node.target is F.interpolate or _is_1(node.args[2] if len(node.args) > 2 else node.kwargs.get("stride"))
+    return node.target is F.interpolate or _is_one(node.args[2] if len(node.args) > 2 else node.kwargs.get("stride"))

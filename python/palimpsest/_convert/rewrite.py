@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from palimpsest import functional
 from palimpsest._convert import custom_activations, layers, runtime
 from palimpsest._convert.aliases import Aliases, writes_over
+from palimpsest._convert.editor import Editor
 from palimpsest._convert.formulas import fold_formulas
 from palimpsest._convert.readers import Readers
 
@@ -39,6 +40,11 @@ class Options:
     strategy: str = "auto"
     accepts: object = lambda module, name: True
     activations: dict = dataclasses.field(default_factory=dict)  #: custom_activations.checked()
+
+    @property
+    def is_auto(self):
+        """Whether a layer saves what is best for it and its readers: "store_y" is what "auto" means for most activations."""
+        return self.strategy in ("auto", "store_y")
 
 
 @dataclasses.dataclass
@@ -82,8 +88,7 @@ class _Norm:
                 return  # somebody sees the sum in other's memory
         elif self.aliases.is_changed(other):
             return  # backward reads it
-        elif self.aliases.is_callers(other) and not any(layers.saves_input(user, other, modules)
-                                                        for user in other.users if user is not reader):
+        elif self.aliases.is_callers(other) and not layers.may_be_saved(other, modules, without=reader):
             return  # the caller may write over what the original does not save
         module = modules[other.target] if other.op == "call_module" else None
         if module and layers.is_norm(module) and not layers.has_hooks(module) and len(other.users) == 1:
@@ -123,7 +128,7 @@ def rewrite(graph, modules, options):
     custom_activations.put_functions(graph, modules, options.activations)
     fold_formulas(graph, modules, lambda norm, activation: _takes(modules[norm.target], norm.target, activation, options))
     aliases = Aliases(graph, modules)
-    if options.strategy in ("auto", "store_y"):
+    if options.is_auto:
         _flatten_concatenations(graph, aliases)
     in_order = _read_in_order(graph, modules)
     report, norms, taken = [], [], set()
@@ -144,7 +149,7 @@ def rewrite(graph, modules, options):
     writer = _Writer(graph, modules, options, aliases)
     for norm in norms:
         report.append(Layer(norm.node.target, norm.what(), True, writer.put(norm)))
-    Readers(graph, modules, options, aliases).put()
+    writer.readers.put()
     if options.strategy == "auto":
         _put_stems(graph, modules, aliases, in_order, report)
     return report
@@ -190,7 +195,7 @@ def _reason_to_leave(norm, modules, options, taken):
     if norm.activation == "identity" and norm.aliases.is_changed(norm.last):
         return "its result is changed in place"
     if norm.activation == "identity" and norm.aliases.is_returned(norm.last) \
-            and not any(layers.saves_input(reader, norm.last, modules) for reader in norm.last.users):
+            and not layers.may_be_saved(norm.last, modules):
         return "its result is returned, and may be changed in place"
     if norm.aliases.is_changed(x):
         return "its input is changed in place"
@@ -225,7 +230,7 @@ def _put_dense_block(graph, node, modules, options):
     name = node.target
     if layers.has_hooks(modules[name]):
         return Layer(name, "_DenseBlock", False, "hooks listen to its calls")
-    if not options.accepts(modules[name], name) or options.strategy not in ("auto", "store_y"):
+    if not options.accepts(modules[name], name) or not options.is_auto:
         return Layer(name, "_DenseBlock", False, "not selected")
     with graph.inserting_before(node):
         node.replace_all_uses_with(new := graph.call_function(runtime.dense_block, (graph.get_attr(name), node.args[0])))
@@ -295,12 +300,11 @@ def _put_stems(graph, modules, aliases, in_order, report):
             graph.erase_node(node)
 
 
-class _Writer:
+class _Writer(Editor):
     """Writes fused layers into a graph, in the order of the graph."""
 
     def __init__(self, graph, modules, options, aliases):
-        self.graph, self.modules, self.aliases = graph, modules, aliases
-        self.strategy = options.strategy
+        super().__init__(graph, modules, options, aliases)
         self.readers = Readers(graph, modules, options, aliases)
 
     # ---- Questions about nodes
@@ -312,35 +316,20 @@ class _Writer:
 
     def _is_kept(self, x, reader):
         """Whether x stays in memory for backward whatever the reader saves."""
-        return x.meta.get("kept", False) or \
-            any(layers.saves_input(user, x, self.modules) for user in x.users if user is not reader)
+        return x.meta.get("kept", False) or layers.may_be_saved(x, self.modules, without=reader)
 
     def _is_changed(self, value, activation="identity"):
         """Whether somebody writes over the result of an activation, or may do so outside of the graph, as autograd allows."""
         if self.aliases.is_changed(value):
             return True
         return self.aliases.is_returned(value) and activation not in layers.SAVED_BY_AUTOGRAD \
-            and not any(layers.saves_input(reader, value, self.modules) for reader in value.users)
+            and not layers.may_be_saved(value, self.modules)
 
     def _is_only_returned(self, value, reader):
         """Whether the caller gets a value, and may write over it, as the original does not save it for another reader."""
-        return self.aliases.is_returned(value) and \
-            not any(layers.saves_input(user, value, self.modules) for user in value.users if user is not reader)
+        return self.aliases.is_returned(value) and not layers.may_be_saved(value, self.modules, without=reader)
 
     # ---- Nodes
-
-    def _call(self, before, function, *arguments):
-        with self.graph.inserting_before(before):
-            return self.graph.call_function(function, arguments)
-
-    def _module(self, before, name):
-        with self.graph.inserting_before(before):
-            return self.graph.get_attr(name)
-
-    def _replace(self, old, new):
-        Aliases.replaces(new, old)
-        old.replace_all_uses_with(new)
-        self._erase(old)
 
     def _erase(self, node):
         """Erases what nobody reads any more, from the last node of a layer to its first."""
@@ -359,9 +348,9 @@ class _Writer:
             return self._put_sum(norm)
         node, last, activation, param = norm.node, norm.last, norm.activation, norm.param
         x = node.args[0]
-        strategy = functional.resolve_strategy(self.strategy, activation)
+        strategy = functional.resolve_strategy(self.options.strategy, activation)
         saved = functional.saved_by(strategy, activation)
-        is_auto = self.strategy in ("auto", "store_y")
+        is_auto = self.options.is_auto
         readers = list(last.users)
         if is_auto and self._is_kept(x, node) and not (saved == "output" and self._is_new(x)):
             saved = "input"
@@ -383,10 +372,7 @@ class _Writer:
                 self._replace(last, self._deferred(last, y, activation, param))
                 return "saves y, which its convolutions activate"
             if any(map(self.readers.takes_source, readers)):
-                pair = self._call(node, runtime.norm_act_shared, reference, x, activation, param, consume)
-                z, source = self._call(last, operator.getitem, pair, 0), self._call(last, operator.getitem, pair, 1)
-                z.meta["source"] = source
-                self._replace(last, z)
+                self._replace(last, self._with_source(node, runtime.norm_act_shared, reference, x, activation, param, consume))
                 return "saves y, for its readers too"
         z = self._call(node, runtime.norm_act, reference, x, activation, param, saved, consume)
         if saved.startswith("output"):

@@ -28,6 +28,11 @@ def _geometry(conv):
     return conv.stride, layers.padding_of(conv) if isinstance(padding, str) else padding, conv.dilation, conv.groups
 
 
+def _is_empty(x, group):
+    """Whether there is nothing to normalize. In a group other processes may have images, and wait for this one."""
+    return x.numel() == 0 and not group
+
+
 def _plain(norm, x):
     """torch's normalization alone, also of a module that holds its activation."""
     weight, bias, mean, var, training, momentum, eps = settings = _settings(norm, x)
@@ -57,7 +62,7 @@ def _is_narrowed(x):
 def norm_act(norm, x, activation, param, saved, consume):
     """act(norm(x)). consume: x may be written over."""
     group = _group(norm)
-    if x.numel() == 0 and not group:
+    if _is_empty(x, group):
         return functional.activate(_plain(norm, x), activation, param)
     return _norm_act(x, _settings(norm, x), activation, param, saved, consume, group)
 
@@ -72,7 +77,7 @@ def _norm_act(x, settings, activation, param, saved, consume, group=""):
 def norm_act_conv(norm, conv, x, activation, param, saved, consume):
     """conv(act(norm(x))), with one tensor saved."""
     group = _group(norm)
-    if (x.numel() == 0 and not group) or _is_one_image(conv, x):
+    if _is_empty(x, group) or _is_one_image(conv, x):
         return convolution(conv, functional.activate(_plain(norm, x), activation, param))
     op = _ops.abn_conv_ if consume else _ops.abn_conv
     weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
@@ -110,7 +115,7 @@ def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual
     written: "norm" or "residual", the term of an in-place sum that the sum is written over, whose dtype holds."""
     is_tensor = isinstance(residual, torch.Tensor)
     group = _group(norm)
-    if not is_tensor or (x.numel() == 0 and not group) or x.shape != residual.shape or x.dtype != residual.dtype:
+    if not is_tensor or _is_empty(x, group) or x.shape != residual.shape or x.dtype != residual.dtype:
         r = F.relu(residual) if relu_residual else residual
         y = _plain(norm, x)
         total = y + r
@@ -219,7 +224,7 @@ def dense_block(block, x):
 def norm_act_shared(norm, x, activation, param, consume):
     """(z, source): act(norm(x)), and what it is made from, for readers that would save z."""
     group = _group(norm)
-    if not sources.hooks_are_free() or (x.numel() == 0 and not group):
+    if not sources.hooks_are_free() or _is_empty(x, group):
         return norm_act(norm, x, activation, param, "pre_activation", consume), None
     op = _ops.abn_recomputable_ if consume else _ops.abn_recomputable
     settings = _settings(norm, x)
@@ -286,11 +291,11 @@ def module_of(source, module, z):
 
 
 def conv1d_of(source, z, *arguments, **keywords):
+    """torch's function, which saves z's source."""
     return sources.read(source, z, F.conv1d, z, *arguments, **keywords)
 
 
 def conv2d_of(source, z, *arguments, **keywords):
-    """torch's function, which saves z's source."""
     return sources.read(source, z, F.conv2d, z, *arguments, **keywords)
 
 
@@ -317,6 +322,7 @@ def concatenated(tensors, dim, sources_of_tensors):
 def _made_again(function, source, x, *arguments, **keywords):
     """(function(x, ...), its source), for a function of which backward needs sizes alone."""
     z = function(x, *arguments, **keywords)
+    # A tensor that only this node keeps must not be larger than what it stands for.
     is_larger = isinstance(source, sources.Kept) and x.numel() > z.numel()
     if not _can_be_made_again(z, [source]) or z.dtype != x.dtype or is_larger:
         return z, None
