@@ -1,5 +1,6 @@
 """docs/results/claims.md: the claims against an opponent that do not hold, then all files of results with their machines and
 commits. Made from all JSON files, in folders too."""
+from origins import machine_of, recorded, runs_of, setting_of
 from result_page import Unreadable, read, table
 
 TITLE = "docs/results/claims.md: which claims hold, which do not, and on which machine each was measured"
@@ -20,43 +21,10 @@ The commit is that of the sources which were measured. A file without numbers ma
 
 {files}
 """
-NOT_RECORDED = "not recorded"
-
-
-def runs_of(content):
-    """The parts of a file that were measured with one setting each: of a machine, its runs; else the whole file."""
-    if not isinstance(content, dict):
-        return [{}]
-    if "machine" in content and all("benchmark" in run for run in content.get("runs", [])):
-        return [{"processor": content["machine"]["processor"], **run} for run in content["runs"]]
-    return [content]
-
-
 def claims(run):
     """The rows of a run that claim something and were measured; none if there are no such rows."""
     return [row for row in run.get("rows") or [] if isinstance(row, dict) and row.get("limit") is not None
             and isinstance(row.get("pass"), bool) and isinstance(row.get("ratio"), float)]
-
-
-def setting_of(run):
-    """["2 threads", "x86-64-v4"], with what the run has."""
-    threads = [f"{run['threads']} thread" + ("s" if run["threads"] != 1 else "")] if "threads" in run else []
-    return threads + ([run["instruction_set"]] if "instruction_set" in run else [])
-
-
-def recorded(runs, *keys):
-    """What the runs, or if they do not say it their parts, say of the first of the keys that they have: all that differ."""
-    parts = [part for run in runs for name in ("rows", "runs", "variants") for part in run.get(name) or [] if isinstance(part, dict)]
-    for some in (runs, parts):
-        for key in keys:
-            if any(isinstance(one.get(key), str) for one in some):
-                return ", ".join(dict.fromkeys(str(one.get(key, NOT_RECORDED)) for one in some))
-    return NOT_RECORDED
-
-
-def machine_of(runs):
-    """"processor, 2 threads, x86-64-v4" of one run, the processor alone of several."""
-    return ", ".join([recorded(runs, "processor", "device", "machine"), *(setting_of(runs[0]) if len(runs) == 1 else [])])
 
 
 def failures(name, runs):

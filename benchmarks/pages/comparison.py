@@ -8,6 +8,7 @@ import pathlib
 import statistics
 
 from result_page import Unreadable, read
+from support import commit, processor_name
 
 
 def memory(results):
@@ -65,11 +66,9 @@ PARTS = {"memory": (lambda folder: memory(read_comparison(folder)), "memory", No
 
 def take(results, part, name, folder, machine=None):
     """Writes NAME.json into the part's folder, and its chart as NAME.svg, from the output folder of a command, which ran on
-    `machine`."""
+    `machine` (none: on this one) and is of the sources that lie here, or of those that PALIMPSEST_COMMIT names."""
     choose, group, chart = PARTS[part]
-    content = choose(folder)
-    if machine:
-        content["machine"] = machine
+    content = {**choose(folder), "machine": machine or processor_name(), "commit": commit()}
     target = results / group
     target.mkdir(exist_ok=True)
     if chart:

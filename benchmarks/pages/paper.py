@@ -55,7 +55,7 @@ layers save what they need of them: in bf16 that is less than the images.
 
 The peaks of `standard` were counted. Those of ours were counted at {fitted}; a formula
 through them gives the other sizes. Its error was measured at {checked}: too high a peak is against us.
-{missing} {machines}
+{missing}
 
     {equal_memory_command}
 
@@ -137,14 +137,6 @@ def equal_memory_table(measured):
     return table(["network", "data", "loss", "form", "peak", "batch", "crop", "limit", "error of the formula"], rows, numbers=5)
 
 
-def machines_of(rows):
-    """A sentence: the machines of the rows, each with its commits."""
-    commits = {}
-    for row in rows:
-        commits.setdefault(f"{row['processor']} with {row['threads']} thread{'s' if row['threads'] > 1 else ''}", {})[row["commit"]] = None
-    return "Measured on " + "; ".join(f"{machine} (commit {', '.join(of)})" for machine, of in commits.items()) + "."
-
-
 def sizes(named):
     return ", ".join(f"{batch} x {crop}²" for batch, crop in named)
 
@@ -158,6 +150,6 @@ def write(results):
                        equal_memory=equal_memory_table(equal), equal_memory_command=EQUAL_MEMORY,
                        missing=" ".join([NOT_COMPLETE if not equal["complete"] else "Every row was measured.",
                                          *notes_of(equal)]),
-                       machines=machines_of(equal["rows"]), fitted=sizes(equal["fitted"]), checked=sizes([equal["checked"]]),
+                       fitted=sizes(equal["fitted"]), checked=sizes([equal["checked"]]),
                        batch=batch_table(sorted((results / "memory").glob("*.json"))))
     return {results / "paper.md": text}

@@ -8,6 +8,8 @@ NOT_MEASURED = "not measured"
 NETWORK_NAMES = {"resnet50": "ResNet-50", "resnext50_32x4d": "ResNeXt-50", "efficientnet_b0": "EfficientNet-B0",
                  "densenet121": "DenseNet-121"}
 
+opened = []  # the JSON files that `read` read; pages.write takes them for the section that says where a page was measured
+
 
 class Unreadable(Exception):
     """One line, which names the file and its fault."""
@@ -16,11 +18,13 @@ class Unreadable(Exception):
 def read(path, writer="make bench"):
     """The content of a JSON file. writer: the command that makes the file, for the error message."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except OSError as error:
         raise Unreadable(f"cannot read {path}: {error.strerror}; `{writer}` writes it") from None
     except ValueError as error:
         raise Unreadable(f"{path} is no JSON file: {error}") from None
+    opened.append(path)
+    return content
 
 
 def table(header, rows, numbers=0):

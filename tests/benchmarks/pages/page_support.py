@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from support import processor_name  # noqa: E402, F401
 
 
 def pages(*arguments):

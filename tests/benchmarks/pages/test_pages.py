@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from page_support import ROOT, pages
+from page_support import ROOT, line_of, pages, processor_name
 
 MEASUREMENTS = {
     "camvid": ["memory/deeplabv3_resnet18.json", "training/camvid.json", "training/camvid_seeds.json"],
@@ -118,6 +118,36 @@ def test_of_a_comparison_the_parts_that_hold_anywhere_are_taken(tmp_path):
     assert memory["setup"] == {"model": "m", "batch": "1 image", "trained on": "standard: 1 image"} and memory["memory_bytes"] == 8
     assert training["setup"]["data"] == "segmentation_folder PATH/TO/camvid"
     assert training["runs"][0] == {key: run[key] for key in ("name", "loss", "mean_iou", "losses", "evaluations")}
+
+
+def test_what_is_taken_has_its_machine_and_its_commit(tmp_path, monkeypatch):
+    (tmp_path / "exchange.json").write_text('[{"trained": "relu", "evaluated": "relu", "top1": 0.5}]')
+    (tmp_path / "results.json").write_text('{"setup": {"training": "6 epochs"}, "runs": []}')
+    monkeypatch.setenv("PALIMPSEST_COMMIT", "0123456789")
+    for arguments, machine in (([], processor_name()), (["--machine", "two cores"], "two cores")):
+        assert pages("take", "exchange", "small", tmp_path, "--results", tmp_path, *arguments) == (0, "")
+        taken = json.loads((tmp_path / "training/small.json").read_text())
+        assert (taken["machine"], taken["commit"]) == (machine, "0123456789")
+
+
+@pytest.mark.parametrize("page", MEASUREMENTS)
+def test_a_page_names_the_machine_and_the_commit_of_its_measurements(results, page):
+    named = [results / name for name in MEASUREMENTS[page]] or [results / "training/cifar10_densenet.json"]
+    for path in named:
+        content = json.loads(path.read_text())
+        parts = next((content[key] for key in ("rows", "runs") if "commit" in content.get(key, [{}])[0]), [content])
+        for part in parts:
+            part["commit"] = "0123456789"
+        path.write_text(json.dumps(content))
+    assert pages(page, "--results", results) == (0, "")
+    text = path_of(page, results).read_text()
+    if page == "machines":
+        assert "`bench_layer_time`: commit 0123456789" in text
+        return
+    _, section = text.split("\n## Where it was measured\n")
+    for path in named:
+        row = line_of(path_of(page, results), f"| `{path.relative_to(path_of(page, results).parent)}` |")
+        assert row in section and row.split("|")[3].strip() == "0123456789"
 
 
 def test_a_folder_without_a_comparison_is_named(tmp_path):
