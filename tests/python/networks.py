@@ -30,8 +30,8 @@ def _unet(**keywords):
 
 
 class _Activated(nn.Sequential):
-    def __init__(self, c_in, c_out, kernel, act, stride=1):
-        super().__init__(nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(c_out), act)
+    def __init__(self, c_in, c_out, kernel, act, stride=1, norm=nn.BatchNorm2d):
+        super().__init__(nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, bias=False), norm(c_out), act)
 
 
 class _SplitStage(nn.Module):
@@ -76,12 +76,12 @@ class YoloLike(nn.Module):
 class NnUnetLike(nn.Module):
     """A U-Net with leaky ReLU, strided convolutions down and transposed ones up, and an output per resolution."""
 
-    def __init__(self, width=8, depth=3):
+    def __init__(self, width=8, depth=3, norm=nn.BatchNorm2d):
         super().__init__()
         act = nn.LeakyReLU(0.01, inplace=True)
 
         def stage(c_in, c_out, stride):
-            return nn.Sequential(_Activated(c_in, c_out, 3, act, stride), _Activated(c_out, c_out, 3, act))
+            return nn.Sequential(_Activated(c_in, c_out, 3, act, stride, norm), _Activated(c_out, c_out, 3, act, norm=norm))
 
         c = [width * 2 ** i for i in range(depth)]
         self.down = nn.ModuleList(stage(3 if i == 0 else c[i - 1], c[i], 1 if i == 0 else 2) for i in range(depth))
@@ -122,6 +122,10 @@ NETWORKS = {
     "googlenet": (_torchvision("googlenet", weights=None, aux_logits=False, init_weights=False), 64, 0.34),
     "yolo_like": (YoloLike, 64, 0.42),
     "nnunet_like": (NnUnetLike, 64, None),
+    "nnunet_instance_norm": (lambda: NnUnetLike(norm=lambda c: nn.InstanceNorm2d(c, affine=True)), 64, 0.56),
+    "resnet50_group_norm": (_torchvision("resnet50", norm_layer=lambda c: nn.GroupNorm(32, c)), 64, 0.88),
+    "convnext_tiny": (_torchvision("convnext_tiny"), 64, 0.62),
+    "timm_vit_tiny": (_timm("vit_tiny_patch16_224"), 224, 0.66),
     "timm_resnet50d": (_timm("resnet50d"), 64, None),
     "timm_tf_efficientnet_b3": (_timm("tf_efficientnet_b3"), 64, None),
     "timm_tresnet_m": (_timm("tresnet_m"), 64, None),

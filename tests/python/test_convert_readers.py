@@ -1,4 +1,4 @@
-"""What convolutions read is made again in backward: concatenations, upsamplings, paddings, poolings of stride 1."""
+"""What convolutions read is made again in backward: concatenations, upsamplings, paddings, dropouts, poolings of stride 1."""
 import copy
 
 import pytest
@@ -27,6 +27,7 @@ class Network(nn.Module):
         self.padded = nn.ZeroPad2d(1)
         self.padded.value = 0.5
         self.average, self.maximum = nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1)
+        self.drop, self.drop_channels = nn.Dropout(0.3), nn.Dropout2d(0.3)
         self.compute = forward
         self.double()
 
@@ -65,6 +66,10 @@ MADE_AGAIN = {
     "behind an upsampling alone": lambda m, a, b: m.last_of_8(m.up(b)),
     "read by a pooling too": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * F.max_pool2d(c, 3, 1).mean(),
     "a sum": lambda m, a, b: m.last(torch.cat([a + m.transposed(b), a], 1)),
+    "dropout": lambda m, a, b: m.last_of_8(F.dropout(a, 0.3, m.training)),
+    "dropout of channels": lambda m, a, b: m.last_of_8(F.dropout2d(a)),
+    "nn.Dropout": lambda m, a, b: m.last(torch.cat([m.drop(a), m.up(b)], 1)),
+    "nn.Dropout2d": lambda m, a, b: m.last_of_8(m.up(m.drop_channels(b))),
     "behind a split": lambda m, a, b: m.last_of_8(torch.cat([*b.chunk(2, 1)][::-1], 1)),
 }
 
@@ -183,6 +188,7 @@ def test_two_backward_passes_and_a_part_of_the_graph():
     converted, _ = palimpsest.convert(copy.deepcopy(model))
     results = []
     for network in (model, converted):
+        torch.manual_seed(1)
         y = network(X)
         grads = [torch.autograd.grad(y.sum(), list(network.parameters()), retain_graph=True, allow_unused=True) for _ in range(2)]
         grads.append(torch.autograd.grad(y.square().sum(), [network.last.weight], retain_graph=True))
@@ -219,7 +225,7 @@ def test_nothing_is_held_after_backward():
     assert abs(measured.end_bytes) < A_BYTES
 
 
-@pytest.mark.parametrize("name", ["concatenation", "pooling of stride 1", "behind an upsampling alone"])
+@pytest.mark.parametrize("name", ["concatenation", "pooling of stride 1", "behind an upsampling alone", "dropout", "nn.Dropout2d"])
 def test_checkpoints_hooks_and_compilation(name):
     model = Network(MADE_AGAIN[name], nn.SiLU)
     converted, _ = palimpsest.convert(copy.deepcopy(model))
@@ -228,6 +234,7 @@ def test_checkpoints_hooks_and_compilation(name):
     def assert_same(call):
         network = copy.deepcopy(converted)
         network.load_state_dict(Network(MADE_AGAIN[name], nn.SiLU).state_dict())
+        torch.manual_seed(1)
         x = X.clone().requires_grad_()
         y = call(network, x)
         y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
@@ -260,18 +267,43 @@ def test_frozen_parts(frozen):
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["concatenation", "bilinear", "transposed convolution", "pooling of stride 1"])
+@pytest.mark.parametrize("name", ["concatenation", "bilinear", "transposed convolution", "pooling of stride 1", "nn.Dropout"])
 def test_autocast(name):
     model = Network(MADE_AGAIN[name]).float()
     converted, _ = palimpsest.convert(copy.deepcopy(model))
     results = []
     for network in (model, converted):
+        torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16):
             y = network(X.float())
         y.float().square().mean().backward()
         results.append([y.float()] + [p.grad for p in network.parameters() if p.grad is not None])
     for got, want in zip(results[1], results[0], strict=True):
         assert (got - want).norm() <= 0.05 * want.norm()
+
+
+def perceptron(act, dropout=0.0):
+    return nn.Sequential(nn.Linear(24, 48), nn.BatchNorm1d(48), act(), nn.Linear(48, 48, bias=False), nn.BatchNorm1d(48), act(),
+                         nn.Dropout(dropout), nn.Linear(48, 40), nn.BatchNorm1d(40), act(), nn.Linear(40, 2)).double()
+
+
+@pytest.mark.parametrize("shape", [(64, 24), (0, 24)])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.GELU, nn.LeakyReLU])
+def test_linear_layers(act, shape):
+    torch.manual_seed(0)
+    model, x = perceptron(act, 0.3), torch.randn(shape, dtype=torch.double)
+    assert_same_after(model, x)
+    assert_same_after(model, x, lambda network: network[3].requires_grad_(False))
+    if len(x):
+        assert kept_bytes(palimpsest.convert(copy.deepcopy(model))[0], x) < 0.6 * kept_bytes(model, x)
+
+
+def test_linear_layers_of_more_dimensions_and_as_functions():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(8, 4), nn.ReLU()).double()
+    assert_same_after(model, torch.randn(4, 6, 8, dtype=torch.double))
+    network = Network(lambda m, a, b: F.linear(a, m.weight, m.bias).mean() + F.linear(b.mean((2, 3)), m.weight).mean())
+    network.weight, network.bias = nn.Parameter(torch.randn(5, 8).double()), nn.Parameter(torch.randn(5).double())
+    assert_same_after(network, X)
 
 
 AVERAGES = {

@@ -90,7 +90,8 @@ def _compare_data_parallel(name, rank):
 
 # Without DeepLabV3 and the networks that have more of the same blocks, which together take minutes.
 PARALLEL = [name for name in NETWORKS if name not in ("resnet50", "resnext50", "densenet121", "efficientnet_b0", "mobilenet_v3_large",
-                                                      "mobilenet_v2", "deeplabv3_resnet50")]
+                                                      "mobilenet_v2", "deeplabv3_resnet50", "resnet50_group_norm", "convnext_tiny",
+                                                      "timm_vit_tiny")]
 
 
 @pytest.fixture(scope="module")

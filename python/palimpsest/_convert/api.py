@@ -9,8 +9,8 @@ from torch import nn
 
 from palimpsest import functional
 from palimpsest._convert import custom_activations, layers, proof, region, tracing
-from palimpsest._convert.report import Report
-from palimpsest._convert.rewrite import Layer, strategy_names
+from palimpsest._convert.report import Layer, Report
+from palimpsest._convert.rewrite import strategy_names
 from palimpsest.nn import BatchNormAct
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -135,8 +135,7 @@ def _names_refused(model, module_filter_fn):
     if module_filter_fn is None:
         return
     for name, module in model.named_modules(remove_duplicate=False):
-        if (layers.is_norm(module) or layers.is_max_pool(module) or layers.is_dense_block(module)) \
-                and not module_filter_fn(module, name):
+        if layers.may_be_converted(module) and not module_filter_fn(module, name):
             yield name
 
 
@@ -173,7 +172,7 @@ def _convert(model, strategy, activations, left, failed=None):
     earlier = [name for name, m in model.named_modules() if region.is_region(m)]
 
     def visit(module, prefix):
-        if region.is_region(module) or layers.is_norm(module):
+        if region.is_region(module) or layers.is_norm(module) or isinstance(module, layers.NORMS_OF_SAMPLES):
             return
         try:
             if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
@@ -243,13 +242,13 @@ def _complete(model, found, reasons, left, failed, earlier):
         if layer.name in failed:
             layer.how = failed[layer.name]
     for name, module in model.named_modules():
-        is_norm = isinstance(module, (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm))
+        is_norm = isinstance(module, (nn.modules.batchnorm._NormBase, *layers.NORMS_OF_SAMPLES))
         inside = any(layer.converted and layer.kind == "_DenseBlock" and name.startswith(layer.name + ".") for layer in found)
         if name in known or inside or not (is_norm or isinstance(module, nn.MaxPool2d) or layers.is_dense_block(module)):
             continue
         if any(name == region_name or name.startswith(region_name + ".") for region_name in earlier):
             reason = "converted already, with another model"
-        elif not (layers.is_norm(module) or layers.is_max_pool(module) or layers.is_dense_block(module)):
+        elif not layers.may_be_converted(module):
             in_place = isinstance(module, BatchNormAct) and module.strategy != "standard"
             reason = "in place already" if in_place else "not a layer that is converted"
         else:

@@ -49,11 +49,12 @@ _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _SAVES_NO_INPUT = {
     operator.add, operator.iadd, operator.sub, torch.add, torch.sub, torch.cat, torch.concat, torch.flatten, torch.mean,
     torch.sum, torch.chunk, torch.split, torch.permute, torch.transpose, F.adaptive_avg_pool2d, F.avg_pool2d, F.interpolate,
-    F.pad, F.dropout, F.dropout2d, getattr, operator.getitem,
+    F.pad, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, getattr, operator.getitem,
 }
 _METHODS_SAVE_NO_INPUT = {"add", "add_", "sub", "mean", "sum", "flatten", "view", "reshape", "size", "dim", "permute",
                           "transpose", "chunk", "split", "contiguous", "detach"}
-_MODULES_SAVE_NO_INPUT = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Upsample, nn.Identity)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_MODULES_SAVE_NO_INPUT = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, *DROPOUTS, nn.Flatten, nn.Upsample, nn.Identity)
 
 
 def has_hooks(module):
@@ -72,6 +73,31 @@ def is_norm_with_act(module):
 def is_norm(module):
     """A batch normalization of torch's, or one with its activation."""
     return type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) or is_norm_with_act(module)
+
+
+#: normalizations that take no statistics over the batch
+NORMS_OF_SAMPLES = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+def is_norm_of_samples(module):
+    """A normalization of torch's over each sample, which moves no statistics."""
+    return type(module) in NORMS_OF_SAMPLES and getattr(module, "running_mean", None) is None
+
+
+def normalizes_samples(node, modules):
+    """Whether a node calls such a normalization, as a module that nobody listens to or as a function."""
+    if node.op == "call_module":
+        return is_norm_of_samples(modules[node.target]) and not has_hooks(modules[node.target]) and len(node.args) == 1 and not node.kwargs
+    return node.op == "call_function" and node.target in (F.group_norm, F.layer_norm, F.instance_norm) and bool(node.args) \
+        and isinstance(node.args[0], torch.fx.Node)
+
+
+def module_of_norm(node, modules):
+    """The path of the module of which a normalization of samples is part, and that module; (None, None) for a function alone."""
+    if node.op == "call_module":
+        return node.target, modules[node.target]
+    path = next(reversed(node.meta.get("nn_module_stack", {})), None)
+    return (path, modules[path]) if isinstance(modules.get(path), NORMS_OF_SAMPLES) else (None, None)
 
 
 def keeps_output(module):
@@ -176,6 +202,12 @@ def _is_dense_layer(layer, first):
             and conv2.stride == conv2.dilation == (1, 1) and conv2.padding == tuple(k // 2 for k in conv2.kernel_size)
             and conv1.groups == conv2.groups == 1 and conv1.bias is None and conv2.bias is None
             and layer.drop_rate == first.drop_rate)
+
+
+def may_be_converted(module):
+    """Whether convert() may change what a layer saves, so that the caller may choose it."""
+    is_of_samples = isinstance(module, NORMS_OF_SAMPLES) and getattr(module, "running_mean", None) is None
+    return is_norm(module) or is_of_samples or is_max_pool(module) or is_dense_block(module)
 
 
 def added(node):

@@ -6,18 +6,34 @@ from torch import nn
 from torch.nn import functional as F
 
 from palimpsest import functional
-from palimpsest._convert import layers, runtime
+from palimpsest._convert import layers, out_of_place, runtime
+from palimpsest._convert.aliases import writes_over
 from palimpsest._convert.editor import Editor
+from palimpsest._convert.report import Layer
 
-_LIGHT_MODULES = (nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d, nn.ZeroPad2d)
-_TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LIGHT_MODULES = (nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d, nn.ZeroPad2d, nn.Flatten, nn.PixelShuffle)
+_WEIGHTED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)  # torch's layers that save their input
+# Functions, and methods of a tensor, that show its values in another shape or order.
+_METHODS = ("permute", "transpose", "swapaxes", "view", "reshape", "flatten", "unflatten", "contiguous", "roll", "squeeze",
+            "unsqueeze")
+_RESHAPING = {torch.permute: "permute", torch.transpose: "transpose", torch.swapaxes: "swapaxes", torch.reshape: "reshape",
+              torch.flatten: "flatten", torch.roll: "roll", torch.squeeze: "squeeze", torch.unsqueeze: "unsqueeze"}
 # Functions that backward can run again at little cost, and those that return what they made and its source.
-_AGAIN = {F.interpolate: runtime.interpolated, F.pad: runtime.padded, functional.max_pool2d: runtime.max_pooled,
-          F.avg_pool2d: runtime.average_pooled}
-_RETURN_SOURCE = (runtime.norm_act_shared, runtime.product_shared, runtime.concatenated, *_AGAIN.values(), runtime.by_module)
-_CONVOLUTION_FUNCTIONS = {F.conv1d: runtime.conv1d_of, F.conv2d: runtime.conv2d_of, F.conv3d: runtime.conv3d_of}
-_AVERAGES = {F.avg_pool2d: runtime.average_pool, F.adaptive_avg_pool2d: runtime.adaptive_average_pool}
-_AVERAGE_MODULES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_DROPOUT_FUNCTIONS = {F.dropout: runtime.dropped, F.dropout1d: runtime.dropped1d, F.dropout2d: runtime.dropped2d,
+                      F.dropout3d: runtime.dropped3d}
+_NORMALIZATIONS = {F.group_norm: runtime.group_normalized, F.layer_norm: runtime.layer_normalized,
+                   F.instance_norm: runtime.instance_normalized}
+_AGAIN = {F.interpolate: runtime.interpolated, F.pad: runtime.padded, F.pixel_shuffle: runtime.shuffled,
+          functional.max_pool2d: runtime.max_pooled, F.avg_pool2d: runtime.average_pooled, **_DROPOUT_FUNCTIONS,
+          **_NORMALIZATIONS}
+_RETURN_SOURCE = (runtime.norm_act_shared, runtime.product_shared, runtime.concatenated, runtime.activated_again,
+                  *_AGAIN.values(), runtime.by_module, runtime.reshaped)
+_WEIGHTED_FUNCTIONS = {F.conv1d: runtime.conv1d_of, F.conv2d: runtime.conv2d_of, F.conv3d: runtime.conv3d_of,
+                       F.linear: runtime.linear_of}
+# Functions and modules that save less by other means, and what takes their place.
+_LEAN = {F.avg_pool2d: runtime.average_pool, F.adaptive_avg_pool2d: runtime.adaptive_average_pool, F.dropout: runtime.dropout}
+_LEAN_MODULES = {**dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+                                  nn.AdaptiveAvgPool3d), runtime.average_pool_of), nn.Dropout: runtime.dropout_of}
 
 
 class Readers(Editor):
@@ -42,26 +58,57 @@ class Readers(Editor):
         is_plain = node.op == "call_module" and len(node.args) == 1 and not node.kwargs
         return self.modules[node.target] if is_plain else None
 
-    def _is_transposed(self, node):
+    def is_weighted(self, node):
+        """Whether a node calls a transposed convolution or a linear layer of torch's."""
         module = self._called(node)
-        return type(module) in _TRANSPOSED_CONVOLUTIONS and not layers.has_hooks(module)
+        return type(module) in _WEIGHTED and not layers.has_hooks(module)
 
     def takes_source(self, node):
         """Whether a node can save the source of what it reads."""
         return self._reads_source(node) or layers.is_product(node)
 
     def is_made_again(self, node):
-        """Whether backward may make the result of a node again: a concatenation, an upsampling, a padding or a pooling of
-        stride 1 that convolutions read, alone or behind others of the kind, and nobody else saves."""
+        """Whether backward may make the result of a node again: a concatenation, an upsampling, a padding, a dropout, a pooling
+        of stride 1, a normalization of samples or an activation that convolutions or linear layers read, alone or behind others
+        of the kind, and nobody else saves."""
         if node not in self._made_again:
             self._made_again[node] = False  # a graph has no cycle
-            self._made_again[node] = self.options.is_auto and bool(self._parts(node)) and not self.aliases.is_changed(node) \
-                and not any(self._saves(reader, node) for reader in node.users) \
-                and any(self._reads_source(reader) for reader in node.users)
+            self._made_again[node] = bool(self._parts(node)) and self._has_lean_readers(node) \
+                and (not self._saves_result(node) or self.is_made_again(node.args[0]))
         return self._made_again[node]
 
+    def _has_lean_readers(self, node):
+        return self.options.is_auto and not self.aliases.is_changed(node) \
+            and not any(self._saves(reader, node) for reader in node.users) \
+            and any(self._reads_source(reader) for reader in node.users)
+
     def _reads_source(self, node):
-        return self.convolution(node) is not None or self._is_transposed(node) or _is_convolution_function(node) or self.is_made_again(node)
+        return self.convolution(node) is not None or self.is_weighted(node) or _is_weighted_function(node) \
+            or self._activates_source(node) or self._normalizes(node) or self.is_made_again(node)
+
+    def _activation(self, node):
+        """(name, parameter) of an activation that a node applies, and not in place, or None."""
+        known = layers.activation_of(node, self.modules)
+        if known is None or not node.args or not isinstance(node.args[0], torch.fx.Node) \
+                or writes_over(node, node.args[0], self.modules):
+            return None
+        return None if node.op == "call_module" and layers.has_hooks(self.modules[node.target]) else known
+
+    def _normalizes(self, node):
+        """Whether a node is a normalization of samples that may save the source of its input."""
+        if not self.options.is_auto or not layers.normalizes_samples(node, self.modules):
+            return False
+        path, module = layers.module_of_norm(node, self.modules)
+        return module is None or self.options.accepts(module, path)
+
+    def _saves_result(self, node):
+        known = self._activation(node)
+        return known is not None and known[0] in layers.SAVED_BY_AUTOGRAD
+
+    def _activates_source(self, node):
+        """Whether a node is an activation that can save the source of its input, or that of its result."""
+        return self.options.is_auto and self._activation(node) is not None \
+            and (not self._saves_result(node) or self._has_lean_readers(node))
 
     def _saves(self, reader, value):
         return not self._reads_source(reader) and layers.saves_input(reader, value, self.modules)
@@ -70,13 +117,18 @@ class Readers(Editor):
         """The tensors of which a node makes another one that backward can make again; an empty list for any other node."""
         if (concatenation := layers.concatenated(node)) is not None:
             return concatenation[0]
+        if layers.normalizes_samples(node, self.modules):
+            return [node.args[0]] if self._normalizes(node) else []
         if node.op == "call_function" and node.target in _AGAIN:
             is_known = node.args and isinstance(node.args[0], torch.fx.Node) and _is_light(node)
             return [node.args[0]] if is_known else []
         if node.op == "call_function" and node.target is runtime.max_pool:
             return [node.args[1]] if _is_one(self.modules[node.args[0].target].stride) else []
+        if self._activation(node) is not None or _reshapes(node):
+            return [node.args[0]]
         module = self._called(node)
-        is_light = type(module) in _LIGHT_MODULES or (type(module) is nn.AvgPool2d and _is_one(module.stride))
+        is_light = type(module) in _LIGHT_MODULES or (type(module) is nn.AvgPool2d and _is_one(module.stride)) \
+            or (type(module) in layers.DROPOUTS and not module.inplace)
         return [node.args[0]] if is_light and not layers.has_hooks(module) else []
 
     def _is_kept_anyway(self, part, reader):
@@ -89,8 +141,10 @@ class Readers(Editor):
     def _surely_saves(self, node):
         """Whether a node saves what it reads. layers.saves_input() says whether it may."""
         module = self._called(node)
-        return layers.is_torchs_convolution(module) or self._is_transposed(node) or layers.is_norm(module) or \
-            (node.op == "call_function" and (node.target is runtime.convolution or node.target in _CONVOLUTION_FUNCTIONS))
+        return layers.is_torchs_convolution(module) or self.is_weighted(node) or layers.is_norm(module) or \
+            (node.op == "call_function" and (node.target is runtime.convolution or node.target in _WEIGHTED_FUNCTIONS)) or \
+            self._normalizes(node) or (self._activation(node) is not None and not self._saves_result(node)) or \
+            node.meta.get("keeps_part", False)
 
     def _may_be_kept(self, part):
         """Whether a part may be held for backward: nobody writes over it, and it is no view of something larger."""
@@ -103,28 +157,54 @@ class Readers(Editor):
     def _is_in_place_layer(self, node):
         return node.op == "call_module" and layers.keeps_output(self.modules[node.target])
 
+    def _keeps_part(self, node):
+        """Whether a node that is made again keeps what it is made from itself."""
+        is_activation = self._activation(node) is not None
+        return self._normalizes(node) or (is_activation and (not self._saves_result(node) or self._has_source(node.args[0])))
+
     # ---- Nodes
 
     def put(self):
-        """Convolutions, products, concatenations and upsamplings save what their input is made from."""
+        """Convolutions, products, concatenations, upsamplings and their like save what their input is made from. Returns a
+        Layer for each normalization of samples."""
         self._made_again.clear()  # the graph has changed since others asked
+        report = []
         for node in list(self.graph.nodes):
+            report.extend(self._described(node))
             if self.convolution(node) is not None and self.options.accepts(self.convolution(node), node.target):
                 self._put_convolution(node)
-            elif self._is_transposed(node) or _is_convolution_function(node):
+            elif self.is_weighted(node) or _is_weighted_function(node):
                 if self._has_source(node.args[0]):
-                    self._put_torchs_convolution(node)
+                    self._put_weighted(node)
             elif layers.is_product(node):
                 z = next((a for a in node.all_input_nodes if self._has_source(a)), None)
                 if z is not None and all(isinstance(a, torch.fx.Node) for a in node.args) and not node.kwargs:
                     self._put_product(node, z)
             elif self.is_made_again(node):
                 parts = self._parts(node)
-                if any(self._is_kept_anyway(p, node) for p in parts) and all(map(self._may_be_kept, parts)):
+                if self._keeps_part(node) or \
+                        (any(self._is_kept_anyway(p, node) for p in parts) and all(map(self._may_be_kept, parts))):
                     self._put_made_again(node, parts)
+            elif (self._activates_source(node) or self._normalizes(node)) and self._has_source(node.args[0]):
+                self._put_made_again(node, self._parts(node))
         if self.options.is_auto:
-            self._put_averages()
+            self._put_lean()
         self._erase_unread()
+        out_of_place.restore(self.graph)
+        return report
+
+    def _described(self, node):
+        """The line of the report about a normalization of samples; none for other nodes."""
+        if not layers.normalizes_samples(node, self.modules):
+            is_listened = node.op == "call_module" and layers.is_norm_of_samples(self.modules[node.target])
+            return [Layer(node.target, type(self.modules[node.target]).__name__, False, "hooks listen to its calls")] if is_listened else []
+        path, module = layers.module_of_norm(node, self.modules)
+        name, kind = (str(node), node.target.__name__) if module is None else (path, type(module).__name__)
+        if self.is_made_again(node):
+            return [Layer(name, kind, True, "saves its input: its result is made again")]
+        why = f"strategy '{self.options.strategy}' is one of batch normalizations" if not self.options.is_auto else \
+            "its result goes to others than convolutions and linear layers" if self._normalizes(node) else "not selected"
+        return [Layer(name, kind, False, why)]
 
     @staticmethod
     def _has_source(value):
@@ -144,7 +224,7 @@ class Readers(Editor):
             return z.meta["source"]
         if "deferred" in z.meta:
             return self._call(reader, runtime.source_of, *z.meta["deferred"])
-        return self._call(reader, runtime.kept, z, self._is_kept_anyway(z, reader))
+        return self._call(reader, runtime.kept, z, self._is_kept_anyway(z, reader) or self._keeps_part(reader))
 
     def _put_product(self, node, z):
         arguments = self._source(node, z), z, *node.args
@@ -162,38 +242,52 @@ class Readers(Editor):
             new = self._call(node, runtime.convolution, reference, z)
         self._replace(node, new)
 
-    def _put_torchs_convolution(self, node):
+    def _put_weighted(self, node):
         z = node.args[0]
         source = self._source(node, z)
         self._replace(node, self._call(node, runtime.module_of, source, self._module(node, node.target), z) if node.op == "call_module"
-                      else self._call(node, _CONVOLUTION_FUNCTIONS[node.target], source, *node.args, **node.kwargs))
+                      else self._call(node, _WEIGHTED_FUNCTIONS[node.target], source, *node.args, **node.kwargs))
 
     def _put_made_again(self, node, parts):
-        sources = [self._source(node, part) for part in parts]
-        if node.target is runtime.max_pool:
+        sources, keeps_part = [self._source(node, part) for part in parts], self._keeps_part(node)
+        if (known := self._activation(node)) is not None:
+            in_place = node.meta.get("was_in_place", False)
+            new = self._with_source(node, runtime.activated_again, *sources, *parts, *known, in_place)
+        elif node.target is runtime.max_pool:
             new = self._with_source(node, runtime.by_module, *sources, *node.args)
         elif node.op == "call_module":
             new = self._with_source(node, runtime.by_module, *sources, self._module(node, node.target), *parts)
+        elif (method := _reshapes(node)) is not None:
+            new = self._with_source(node, runtime.reshaped, *sources, method, *node.args, **node.kwargs)
         elif node.target in _AGAIN:
             new = self._with_source(node, _AGAIN[node.target], *sources, *node.args, **node.kwargs)
         else:
             new = self._with_source(node, runtime.concatenated, *layers.concatenated(node), sources)
+        new.args[0].meta["keeps_part"] = keeps_part
         self._replace(node, new)
 
-    def _put_averages(self):
-        """Average poolings keep no values."""
+    def _put_lean(self):
+        """Average poolings keep no values, and dropouts a byte for each."""
         for node in list(self.graph.nodes):
             module = self._called(node)
-            if node.op == "call_function" and node.target in _AVERAGES and node.args:
-                self._replace(node, self._call(node, _AVERAGES[node.target], *node.args, **node.kwargs))
-            elif type(module) in _AVERAGE_MODULES and not layers.has_hooks(module):
-                self._replace(node, self._call(node, runtime.average_pool_of, self._module(node, node.target), *node.args))
+            if node.op == "call_function" and node.target in _LEAN and node.args:
+                self._replace(node, self._call(node, _LEAN[node.target], *node.args, **node.kwargs))
+            elif type(module) in _LEAN_MODULES and not layers.has_hooks(module):
+                function = _LEAN_MODULES[type(module)]
+                self._replace(node, self._call(node, function, self._module(node, node.target), *node.args))
 
 
-def _is_convolution_function(node):
-    """Whether a node is torch's convolution as a function, of a value of the graph and other weights."""
-    return node.op == "call_function" and node.target in _CONVOLUTION_FUNCTIONS and bool(node.args) \
+def _is_weighted_function(node):
+    """Whether a node is torch's convolution or linear layer as a function, of a value of the graph and other weights."""
+    return node.op == "call_function" and node.target in _WEIGHTED_FUNCTIONS and bool(node.args) \
         and isinstance(node.args[0], torch.fx.Node) and node.args[0] not in (*node.args[1:], *node.kwargs.values())
+
+
+def _reshapes(node):
+    """The method of a tensor by which a node shows the values of its first argument in another shape or order, or None."""
+    method = node.target if node.op == "call_method" and node.target in _METHODS else \
+        _RESHAPING.get(node.target) if node.op == "call_function" else None
+    return method if node.args and isinstance(node.args[0], torch.fx.Node) else None
 
 
 def _is_one(stride):
@@ -204,4 +298,6 @@ def _is_light(node):
     """Whether a call of a function takes little time and makes a tensor that is worth it."""
     if node.target is F.pad:
         return (node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) == "constant"
-    return node.target is F.interpolate or _is_one(node.args[2] if len(node.args) > 2 else node.kwargs.get("stride"))
+    if node.target in _DROPOUT_FUNCTIONS:
+        return not (node.args[3] if len(node.args) > 3 else node.kwargs.get("inplace", False))
+    return node.target in (F.interpolate, F.pixel_shuffle) or _is_one(node.args[2] if len(node.args) > 2 else node.kwargs.get("stride"))

@@ -1,7 +1,15 @@
 """What convert() did."""
 import dataclasses
 
-from palimpsest._convert.rewrite import Layer
+
+@dataclasses.dataclass
+class Layer:
+    """A layer of the network and what became of it."""
+    name: str
+    kind: str
+    converted: bool
+    how: str  #: what it is now, or why it was left alone
+    runs_again: bool = False  #: in backward, where its input needs no gradient
 
 
 @dataclasses.dataclass

@@ -8,14 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from palimpsest import functional
-from palimpsest._convert import custom_activations, layers, runtime
+from palimpsest._convert import custom_activations, layers, out_of_place, runtime
 from palimpsest._convert.aliases import Aliases, writes_over
 from palimpsest._convert.editor import Editor
 from palimpsest._convert.formulas import fold_formulas
 from palimpsest._convert.readers import Readers
+from palimpsest._convert.report import Layer
 
 _MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of, F.conv1d, F.conv2d,
-                     F.conv3d)
+                     F.conv3d, F.linear)
 _MOST_PARTS = 100  # of a flat concatenation: dense blocks have fewer layers
 _MOST_CHANNELS_OF_IMAGES = 4  # a convolution of as many channels takes a few hundredths of a step
 # What a layer saves, by the operator's name for it, and the strategy that asks for it.
@@ -45,16 +46,6 @@ class Options:
     def is_auto(self):
         """Whether a layer saves what is best for it and its readers: "store_y" is what "auto" means for most activations."""
         return self.strategy in ("auto", "store_y")
-
-
-@dataclasses.dataclass
-class Layer:
-    """A layer of the network and what became of it."""
-    name: str
-    kind: str
-    converted: bool
-    how: str  #: what it is now, or why it was left alone
-    runs_again: bool = False  #: in backward, where its input needs no gradient
 
 
 class _Norm:
@@ -127,6 +118,8 @@ def rewrite(graph, modules, options):
     _skip_identities(graph, modules)
     custom_activations.put_functions(graph, modules, options.activations)
     fold_formulas(graph, modules, lambda norm, activation: _takes(modules[norm.target], norm.target, activation, options))
+    if options.is_auto:
+        out_of_place.put(graph, modules, options)
     aliases = Aliases(graph, modules)
     if options.is_auto:
         _flatten_concatenations(graph, aliases)
@@ -149,7 +142,7 @@ def rewrite(graph, modules, options):
     writer = _Writer(graph, modules, options, aliases)
     for norm in norms:
         report.append(Layer(norm.node.target, norm.what(), True, writer.put(norm)))
-    writer.readers.put()
+    report.extend(writer.readers.put())
     if options.strategy == "auto":
         _put_stems(graph, modules, aliases, in_order, report)
     return report
@@ -311,7 +304,7 @@ class _Writer(Editor):
 
     def _is_new(self, x):
         """Whether nobody else holds the tensor, nor needs it for backward: the layer may write over it."""
-        return len(x.users) == 1 and (self.readers.convolution(x) is not None or
+        return len(x.users) == 1 and (self.readers.convolution(x) is not None or self.readers.is_weighted(x) or
                                       (x.op == "call_function" and x.target in _MAKES_NEW_TENSOR))
 
     def _is_kept(self, x, reader):

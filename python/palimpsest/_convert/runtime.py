@@ -155,6 +155,14 @@ def average_pool_of(module, x):
     return sources.reading_sizes(module, x)
 
 
+def dropout(x, p=0.5, *arguments, **keywords):
+    return sources.keeping_mask(F.dropout, p, x, p, *arguments, **keywords)[0]
+
+
+def dropout_of(module, x):
+    return sources.keeping_mask(module, module.p, x)[0]
+
+
 def _pool_geometry(pool):
     return pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
 
@@ -260,8 +268,17 @@ def part_of(source, z, part):
     return sources.Source([source], make)
 
 
+def _in_bits_of_autocast(source, z):
+    """z as a convolution or a linear layer reads it, in 16 bits under autocast, and the source of that."""
+    if source is None or not _is_narrowed(z) or not z.is_floating_point():
+        return source, z
+    dtype = torch.get_autocast_dtype(z.device.type)
+    return sources.Source([source], lambda parts: parts[0]().to(dtype)), z.to(dtype)
+
+
 def convolution_of(source, conv, z):
     """convolution(conv, z), which saves z's source."""
+    source, z = _in_bits_of_autocast(source, z)
     return sources.read(source, z, convolution, conv, z)
 
 
@@ -287,20 +304,30 @@ def product_shared(source, z, a, b):
 
 def module_of(source, module, z):
     """module(z), a layer of torch's that would save z: saves its source."""
+    source, z = _in_bits_of_autocast(source, z)
     return sources.read(source, z, module, z)
 
 
+def _function_of(function, source, z, arguments, keywords):
+    """function(z, ...), a layer of torch's as a function: saves z's source."""
+    source, z = _in_bits_of_autocast(source, z)
+    return sources.read(source, z, function, z, *arguments, **keywords)
+
+
 def conv1d_of(source, z, *arguments, **keywords):
-    """torch's function, which saves z's source."""
-    return sources.read(source, z, F.conv1d, z, *arguments, **keywords)
+    return _function_of(F.conv1d, source, z, arguments, keywords)
 
 
 def conv2d_of(source, z, *arguments, **keywords):
-    return sources.read(source, z, F.conv2d, z, *arguments, **keywords)
+    return _function_of(F.conv2d, source, z, arguments, keywords)
 
 
 def conv3d_of(source, z, *arguments, **keywords):
-    return sources.read(source, z, F.conv3d, z, *arguments, **keywords)
+    return _function_of(F.conv3d, source, z, arguments, keywords)
+
+
+def linear_of(source, z, *arguments, **keywords):
+    return _function_of(F.linear, source, z, arguments, keywords)
 
 
 def kept(x, anyway):
@@ -329,6 +356,60 @@ def _made_again(function, source, x, *arguments, **keywords):
     return z, sources.Source([source], lambda parts: function(parts[0](), *arguments, **keywords))
 
 
+def _normalized(function, source, x, *arguments, module=None, **keywords):
+    """(function(x, ...), its source), for a normalization of samples, which saves x's source. module: computes the same, and
+    checks x."""
+    z = sources.read(source, x, module, x) if module else sources.read(source, x, function, x, *arguments, **keywords)
+    if not _can_be_made_again(z, [source]) or z.dtype != x.dtype:
+        return z, None
+    held = {key: sources.Kept(a) for key, a in (*enumerate(arguments), *keywords.items()) if isinstance(a, torch.Tensor)}
+
+    def make(parts):
+        now = [held[i]() if i in held else a for i, a in enumerate(arguments)]
+        return function(parts[0](), *now, **{key: held[key]() if key in held else a for key, a in keywords.items()})
+
+    return z, sources.Source([source], make)
+
+
+def group_normalized(source, x, *arguments, **keywords):
+    return _normalized(F.group_norm, source, x, *arguments, **keywords)
+
+
+def layer_normalized(source, x, *arguments, **keywords):
+    return _normalized(F.layer_norm, source, x, *arguments, **keywords)
+
+
+def instance_normalized(source, x, running_mean=None, running_var=None, *arguments, **keywords):
+    if running_mean is not None or running_var is not None:  # which another run would move again
+        return F.instance_norm(x, running_mean, running_var, *arguments, **keywords), None
+    if not x.is_contiguous() and source is not None:
+        x = x.contiguous()  # the copy that torch would make, and keep
+        source = sources.Kept(x)
+    return _normalized(F.instance_norm, source, x, None, None, *arguments, **keywords)
+
+
+def _activated_in_place(y, activation, param):
+    return getattr(F, activation)(y, *([param] if activation in ("leaky_relu", "elu") else []), inplace=True)
+
+
+def activated_again(source, y, activation, param, in_place=False):
+    """(act(y), its source), which saves y's source or that of the result, in place of either. in_place: the original writes
+    over y, which nobody else reads."""
+    if source is None or not sources.hooks_are_free() or not y.requires_grad:
+        return _activated_in_place(y, activation, param) if in_place else functional.activate(y, activation, param), None
+    of_z = sources.Source([source], lambda parts: functional.activate(parts[0](), activation, param))
+    return sources.read(source, y, functional.activate, y, activation, param, source_of_result=of_z), of_z
+
+
+def reshaped(source, method, x, *arguments, **keywords):
+    """(x.method(...), its source), of a method that shows the values of x in another shape or order."""
+    return _made_again(lambda x: getattr(x, method)(*arguments, **keywords), source, x)
+
+
+def shuffled(source, x, *arguments, **keywords):
+    return _made_again(F.pixel_shuffle, source, x, *arguments, **keywords)
+
+
 def interpolated(source, x, *arguments, **keywords):
     return _made_again(F.interpolate, source, x, *arguments, **keywords)
 
@@ -345,10 +426,51 @@ def average_pooled(source, x, *arguments, **keywords):
     return _made_again(average_pool, source, x, *arguments, **keywords)
 
 
+def _dropped(function, source, x, p=0.5, *arguments, **keywords):
+    """(function(x, p, ...), its source), for a dropout."""
+    z, again = sources.keeping_mask(function, p, x, p, *arguments, **keywords)
+    if not _can_be_made_again(z, [source]):
+        return z, None
+    if again is None:
+        return z, source if z is x else None
+    return z, sources.Source([source], lambda parts: again(parts[0]()))
+
+
+def dropped(source, x, *arguments, **keywords):
+    return _dropped(F.dropout, source, x, *arguments, **keywords)
+
+
+def dropped1d(source, x, *arguments, **keywords):
+    return _dropped(F.dropout1d, source, x, *arguments, **keywords)
+
+
+def dropped2d(source, x, *arguments, **keywords):
+    return _dropped(F.dropout2d, source, x, *arguments, **keywords)
+
+
+def dropped3d(source, x, *arguments, **keywords):
+    return _dropped(F.dropout3d, source, x, *arguments, **keywords)
+
+
 def by_module(source, module, x):
-    """(module(x), its source), of an upsampling, a padding with one value or a pooling."""
+    """(module(x), its source), of an upsampling, a padding with one value, a pooling, a dropout, a normalization of samples or
+    another order of the values."""
+    if isinstance(module, torch.nn.GroupNorm):
+        return group_normalized(source, x, module.num_groups, module.weight, module.bias, module.eps)
+    if isinstance(module, torch.nn.LayerNorm):
+        return layer_normalized(source, x, module.normalized_shape, module.weight, module.bias, module.eps)
+    if isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
+        if module.running_mean is not None or x.dim() == module._get_no_batch_dim():
+            return module(x), None
+        return instance_normalized(source, x, None, None, module.weight, module.bias, True, 0.0, module.eps, module=module)
+    if isinstance(module, layers.DROPOUTS):
+        return _dropped(lambda x, _: module(x), source, x, module.p)
     if isinstance(module, torch.nn.ZeroPad2d):
         return padded(source, x, module.padding, "constant", module.value)
+    if isinstance(module, torch.nn.Flatten):
+        return reshaped(source, "flatten", x, module.start_dim, module.end_dim)
+    if isinstance(module, torch.nn.PixelShuffle):
+        return shuffled(source, x, module.upscale_factor)
     if isinstance(module, torch.nn.MaxPool2d):
         return max_pooled(source, x, *_pool_geometry(module))
     if isinstance(module, torch.nn.AvgPool2d):

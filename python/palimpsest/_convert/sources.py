@@ -83,21 +83,35 @@ class Source:
 _holder = None  # a weak reference to the source that holds what it made
 
 
-def read(source, z, function, *arguments, **keywords):
-    """function(*arguments), z among them: autograd saves z's source in place of z."""
+def read(source, z, function, *arguments, source_of_result=None, **keywords):
+    """function(*arguments), z among them: autograd saves z's source in place of z, and in place of the result its source."""
     if source is None or not hooks_are_free():
         return function(*arguments, **keywords)
-    like = (z.data_ptr(), z.shape, z.stride(), z.dtype)
+    # autograd holds pack(), which must not hold z
+    address, shape, stride, dtype = z.data_ptr(), z.shape, z.stride(), z.dtype
+    count = z.numel() if z.is_contiguous() else None
     others = {(a.data_ptr(), a.shape): a for a in arguments if isinstance(a, torch.Tensor) and a is not z}
 
     def pack(t):
-        if (t.data_ptr(), t.shape, t.stride(), t.dtype) == like:
-            source.add_reader()
-            return source
-        return Kept(others.get((t.data_ptr(), t.shape), t))
+        saved = None
+        if t.data_ptr() == address and t.dtype == dtype:
+            if t.shape == shape and t.stride() == stride:
+                saved = source
+            elif t.numel() == count and t.is_contiguous():  # a linear layer's, of one dimension for all samples
+                saved = _of_view(source, t.shape)
+        elif source_of_result is not None and t.shape == shape:
+            saved = source_of_result
+        if saved is None:
+            return Kept(others.get((t.data_ptr(), t.shape), t))
+        saved.add_reader()
+        return saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept()):
         return function(*arguments, **keywords)
+
+
+def _of_view(source, shape):
+    return Source([source], lambda parts: parts[0]().reshape(shape))
 
 
 def reading_sizes(function, x, *arguments, **keywords):
@@ -106,6 +120,45 @@ def reading_sizes(function, x, *arguments, **keywords):
         return function(x, *arguments, **keywords)
     with torch.autograd.graph.saved_tensors_hooks(_layout_of, lambda layout: torch.empty_strided(**layout)):
         return function(x, *arguments, **keywords)
+
+
+class _Factors:
+    """The factors of a dropout, 0 or 1 / (1 - p): a byte for each."""
+
+    __slots__ = ("mask", "scale")
+
+    def __init__(self, factors):
+        self.mask, self.scale = factors.bool(), factors.amax()
+
+    def __call__(self):
+        return self.mask.to(self.scale.dtype).mul_(self.scale)
+
+    def times(self, x):
+        return self().mul_(x)
+
+
+def keeping_mask(dropout, rate, x, *arguments, **keywords):
+    """(z, again): z is dropout(x, ...), of whose factors backward keeps a byte per value; again(x) is z once more. again is
+    None where nothing is dropped, so that z is x, and where nothing is kept for backward."""
+    if not hooks_are_free():
+        return dropout(x, *arguments, **keywords), None
+    saved, shape = [], x.shape  # autograd holds pack(), which must not hold x
+
+    def pack(t):
+        is_large = t.shape == shape and t.is_floating_point() and t.numel() > 1
+        saved.append(_Factors(t) if is_large else Kept(t))
+        return saved[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept()):
+        z = dropout(x, *arguments, **keywords)
+    if not saved:
+        return z, None
+    factors, = saved
+    if isinstance(factors, _Factors):
+        return z, factors.times
+    if factors.tensor.dtype is torch.bool:  # a GPU's
+        return z, lambda x: torch.ops.aten.native_dropout_backward(x, factors.tensor, 1 / (1 - rate))
+    return z, lambda x: torch.mul(x, factors.tensor).view(shape)  # one factor per channel, or 0 for all
 
 
 def _layout_of(t):

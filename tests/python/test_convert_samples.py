@@ -1,0 +1,321 @@
+"""Normalizations of samples (GroupNorm, LayerNorm, InstanceNorm) and what activations make of them are made again in backward."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import palimpsest
+from test_convert_layers import assert_same_after, step
+from test_convert_readers import kept_bytes
+
+X = torch.randn(2, 8, 8, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+T_BYTES = X.numel() * 8
+
+NORMS = {
+    "GroupNorm": lambda: nn.GroupNorm(2, 8),
+    "GroupNorm of no weights": lambda: nn.GroupNorm(4, 8, affine=False),
+    "InstanceNorm2d": lambda: nn.InstanceNorm2d(8),
+    "InstanceNorm2d of weights": lambda: nn.InstanceNorm2d(8, affine=True),
+    "LayerNorm": lambda: nn.LayerNorm((8, 8, 8)),
+    "LayerNorm of no bias": lambda: nn.LayerNorm((8, 8), bias=False),
+}
+ACTIVATIONS = {
+    "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "leaky": nn.LeakyReLU, "elu": lambda: nn.ELU(0.5), "sigmoid": nn.Sigmoid,
+    "hardswish": nn.Hardswish, "relu in place": lambda: nn.ReLU(True), "leaky in place": lambda: nn.LeakyReLU(0.2, True),
+    "silu in place": lambda: nn.SiLU(True), "elu in place": lambda: nn.ELU(0.5, True), "none": nn.Identity,
+}
+
+
+def network(norm, act):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), norm(), act(), nn.Conv2d(8, 8, 3, padding=1), norm(), act(),
+                         nn.Conv2d(8, 1, 1)).double()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_of_normalization_and_activation_the_input_is_kept(norm, act, channels_last):
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x = X.contiguous(memory_format=layout)
+    model = network(NORMS[norm], ACTIVATIONS[act]).to(memory_format=layout)
+    converted, report = palimpsest.convert(copy.deepcopy(model), (x,))
+    assert report.converted == ["1", "4"]
+    assert_same_after(model, x)
+    assert kept_bytes(converted, x) <= 2 * T_BYTES * 1.15 < kept_bytes(model, x)
+
+
+def test_only_some_layers_and_hooks():
+    model = network(NORMS["GroupNorm"], ACTIVATIONS["silu in place"])
+    model[4].register_forward_hook(lambda module, args, output: output * 2)
+    _, report = palimpsest.convert(copy.deepcopy(model), (X,), module_filter_fn=lambda module, name: name != "1")
+    assert report.left == {"1": "not selected", "4": "hooks listen to its calls"}
+    model[2].register_forward_hook(lambda module, args, output: output * 2)
+    assert_same_after(network(NORMS["GroupNorm"], ACTIVATIONS["relu"]), X)
+    _, report = palimpsest.convert(copy.deepcopy(model), (X,))
+    assert "4" in report.left
+    for network_ in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        step(network_, X)
+    for got, want in zip(step(palimpsest.convert(copy.deepcopy(model))[0], X), step(model, X), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+class Forward(nn.Module):
+    """Layers, and a function that uses them."""
+
+    def __init__(self, compute):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(16, 8, 1)
+        self.group, self.instance, self.wide = nn.GroupNorm(2, 8), nn.InstanceNorm2d(8, affine=True), nn.GroupNorm(4, 16)
+        self.layer, self.grown, self.shrunk = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.down, self.up = nn.Conv2d(8, 8, 2, stride=2), nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.narrow = nn.Conv2d(2, 1, 1)
+        self.weight, self.bias = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8))
+        self.compute = compute
+        self.double()
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+def last(t):
+    return t.permute(0, 2, 3, 1)
+
+
+def first(t):
+    return t.permute(0, 3, 1, 2)
+
+
+def convnext(m, x):
+    return x + first(m.shrunk(F.gelu(m.grown(m.layer(last(m.first(x)))))))
+
+
+def transformer(m, x):
+    t = x.flatten(2).transpose(1, 2)
+    return t + m.shrunk(F.dropout(F.gelu(m.grown(m.layer(t))), 0.2, m.training))
+
+
+def decoder(m, x):
+    small = F.silu(m.group(m.down(x)))
+    return m.third(F.silu(m.wide(torch.cat([m.first(x), m.up(small)], 1))))
+
+
+def windows(m, x):
+    t = torch.roll(m.layer(last(m.first(x))), (1, 1), (1, 2)).view(2, 2, 4, 2, 4, 8).permute(0, 1, 3, 2, 4, 5).reshape(8, 16, 8)
+    return m.shrunk(F.gelu(m.grown(t)))
+
+
+# name: (forward, how many tensors of X's size are kept, its result included, and in the original)
+FORWARDS = {
+    "convnext": (convnext, 6.3, 11.3),
+    "transformer": (transformer, 5.8, 14.3),
+    "decoder": (decoder, 3.3, 7.8),
+    "windows": (windows, 6.3, 11.3),
+    "functions": (lambda m, x: m.second(F.relu(F.group_norm(m.first(x), 4, m.weight, m.bias, 1e-3))), 2.1, 3.1),
+    "an instance norm": (lambda m, x: m.second(F.leaky_relu(F.instance_norm(m.first(x), weight=m.weight, bias=m.bias), 0.1)), 2.1, 4.1),
+    "a layer norm as a function": (lambda m, x: m.second(F.layer_norm(m.first(x), (8,), m.weight, m.bias)), 2.3, 3.3),
+    "two readers": (lambda m, x: m.first(z := F.silu(m.group(m.first(x)))) + m.second(z), 2.1, 4.1),
+    "activations": (lambda m, x: m.second(F.gelu(F.silu(m.first(F.silu(m.group(m.first(x))))))), 3.1, 7.1),
+    "shuffled pixels": (lambda m, x: m.narrow(F.pixel_shuffle(F.silu(m.group(m.first(x))), 2)), 1.6, 3.6),
+    "a normalization that others read": (lambda m, x: (y := m.group(m.first(x))) * y.sigmoid() + m.second(y), 4.1, 4.1),
+    "behind a batch norm": (lambda m, x: m.second(m.group(F.relu(F.batch_norm(m.first(x), None, None, m.weight, m.bias, True)))), 3.1, 4.1),
+    "its result is returned": (lambda m, x: (y := m.group(m.first(x))) + 0 * m.second(F.relu(y)).mean(), 2.1, 3.1),
+    "its result is written over": (lambda m, x: m.second(F.relu(m.group(m.first(x)).mul_(2))), 3.1, 3.1),
+    "its input is returned": (lambda m, x: m.second(F.silu(m.group(y := m.first(x)))) + y, 2.1, 4.1),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", FORWARDS)
+def test_forwards(name, channels_last):
+    compute, _, _ = FORWARDS[name]
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model = Forward(compute).to(memory_format=layout)
+    converted, report = palimpsest.convert(copy.deepcopy(model))
+    if not report.converted:
+        pytest.skip("nothing to convert")
+    assert_same_after(model, X.contiguous(memory_format=layout))
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_what_forwards_keep(name):
+    compute, most, original = FORWARDS[name]
+    model = Forward(compute)
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    assert kept_bytes(converted, X) <= most * T_BYTES
+    assert kept_bytes(model, X) >= (original - 0.2) * T_BYTES
+
+
+def test_layers_of_their_own_class_have_their_own_name():
+    class ChannelNorm(nn.LayerNorm):
+        def forward(self, x):
+            return first(F.layer_norm(last(x), self.normalized_shape, self.weight, self.bias, self.eps))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), ChannelNorm(8), nn.GELU(), nn.Conv2d(8, 1, 3)).double()
+    converted, report = palimpsest.convert(copy.deepcopy(model), (X,))
+    assert report.converted == ["1"] and report.layers[0].kind == "ChannelNorm"
+    assert_same_after(model, X)
+    assert kept_bytes(converted, X) < 1.4 * T_BYTES
+    _, report = palimpsest.convert(copy.deepcopy(model), module_filter_fn=lambda module, name: name != "1")
+    assert report.left == {"1": "not selected"}
+
+
+def test_running_statistics_move_once():
+    model = network(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.ReLU)
+    model = nn.Sequential(model, nn.GroupNorm(1, 1), nn.SiLU(), nn.Conv2d(1, 4, 1)).double()
+    converted, report = palimpsest.convert(copy.deepcopy(model), (X,))
+    assert report.converted == ["1"] and report.left["0.1"] == "not a layer that is converted"
+    assert_same_after(model, X)
+    assert_same_after(model.eval(), X)
+
+
+def test_one_image_without_a_batch():
+    for norm in ("InstanceNorm2d", "InstanceNorm2d of weights", "LayerNorm"):
+        assert_same_after(network(NORMS[norm], nn.ReLU), X[0])
+
+
+@pytest.mark.parametrize("norm, shape", [("InstanceNorm2d", (1, 2, 8, 8, 8)), ("InstanceNorm2d of weights", (2, 4, 8, 8)),
+                                         ("GroupNorm", (2, 6, 8, 8)), ("LayerNorm", (2, 3, 8, 8))])
+def test_the_error_of_a_wrong_shape_is_torchs(norm, shape):
+    model = nn.Sequential(nn.Linear(8, 8), NORMS[norm](), nn.ReLU(), nn.Linear(8, 2)).double()
+    said = []
+    for network_ in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            network_(torch.ones(shape, dtype=torch.double))
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", ["convnext", "transformer", "decoder", "functions", "an instance norm"])
+def test_checkpoints_hooks_and_compilation(name):
+    model = Forward(FORWARDS[name][0])
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    want = step(model, X)
+
+    def assert_same(call):
+        network_ = copy.deepcopy(converted)
+        torch.manual_seed(1)
+        x = X.clone().requires_grad_()
+        y = call(network_, x)
+        y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
+        for got, expected in zip([y, x.grad, *(p.grad for p in network_.parameters())], want):
+            assert (got is None) == (expected is None)
+            if got is not None:
+                torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+    def on_hooks(network_, x):
+        with torch.autograd.graph.save_on_cpu():
+            return network_(x)
+
+    assert_same(palimpsest.checkpoint)
+    assert_same(lambda network_, x: torch.utils.checkpoint.checkpoint(network_, x, use_reentrant=False))
+    assert_same(on_hooks)
+    if name != "transformer":  # the dropout of a compiled network draws other numbers
+        torch._dynamo.reset()
+        assert_same(lambda network_, x: torch.compile(network_, fullgraph=True, backend="aot_eager")(x))
+
+
+@pytest.mark.parametrize("frozen", [["first"], ["group"], ["second"], ["first", "group"], ["first", "second"]])
+@pytest.mark.parametrize("act", [F.relu, F.silu])
+def test_frozen_parts(frozen, act):
+    model = Forward(lambda m, x: m.second(act(m.group(m.first(x)))))
+    for name in frozen:
+        getattr(model, name).requires_grad_(False)
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    for network_ in (model, converted):
+        network_(X).square().sum().backward()
+    for (name, p), q in zip(model.named_parameters(), converted.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["convnext", "transformer", "decoder", "an instance norm"])
+def test_autocast(name, dtype):
+    """The same bits, as the same functions run on the same values."""
+    model = Forward(FORWARDS[name][0]).float()
+    converted, _ = palimpsest.convert(copy.deepcopy(model), strategy="auto")
+    results, kept = [], []
+    for network_ in (model, converted):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            y = network_(X.float())
+        y.float().square().mean().backward()
+        results.append([y.float()] + [p.grad for p in network_.parameters() if p.grad is not None])
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            kept.append(kept_bytes(network_, X.float()))
+    for got, want in zip(results[1], results[0], strict=True):
+        assert (got - want).norm() <= (1e-5 if dtype is torch.float32 else 0.02) * want.norm()
+    assert kept[1] < 0.7 * kept[0]
+
+
+def test_weights_that_change_before_backward_are_an_error():
+    """As in the original, whose normalization saves its weight."""
+    model = Forward(FORWARDS["two readers"][0])
+    for network_ in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        y = network_(X)
+        with torch.no_grad():
+            network_.group.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_an_input_that_changes_before_backward_is_an_error():
+    model = Forward(lambda m, x: (m.second(F.silu(m.group(y := m.first(x)))), y))
+    for network_ in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        z, y = network_(X)
+        with torch.no_grad():
+            y.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+
+
+@pytest.mark.parametrize("act", ["relu", "silu", "leaky in place"])
+def test_two_backward_passes_and_a_part_of_the_graph(act):
+    model = network(NORMS["GroupNorm"], ACTIVATIONS[act])
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    results = []
+    for network_ in (model, converted):
+        y = network_(X)
+        weights = [p for p in network_.parameters()]
+        grads = [torch.autograd.grad(y.sum(), weights, retain_graph=True) for _ in range(2)]
+        grads.append(torch.autograd.grad(y.square().sum(), [network_[3].weight], retain_graph=True))
+        grads.append(torch.autograd.grad(y.sum(), weights))
+        results.append([g for some in grads for g in some])
+    for got, want in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def test_a_normalization_runs_twice_and_an_activation_too(monkeypatch):
+    """Once in forward and once in backward, though the convolution and the activation both read it there."""
+    calls = []
+    group_norm = F.group_norm
+    converted, _ = palimpsest.convert(network(NORMS["GroupNorm"], nn.SiLU))
+    monkeypatch.setattr(F, "group_norm", lambda *a, **k: calls.append(1) or group_norm(*a, **k))
+    converted(X).sum().backward()
+    assert len(calls) == 4  # two layers
+
+
+def test_nothing_is_held_after_backward():
+    model, _ = palimpsest.convert(network(NORMS["GroupNorm"], nn.SiLU))
+    model(X).sum().backward()
+    with palimpsest.memory.measure() as measured:
+        for _ in range(3):
+            model(X).sum().backward()
+    assert abs(measured.end_bytes) < T_BYTES
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "resnetv2_50x1_bit", "vit_tiny_patch16_224"])
+def test_networks_of_timm(name):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=4, **({"img_size": 32} if "vit" in name else {})).double()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.double)
+    assert_same_after(model, x)
+    _, report = palimpsest.convert(model)
+    assert len(report.converted) > len(report.left)
