@@ -66,6 +66,9 @@ MADE_AGAIN = {
     "behind an upsampling alone": lambda m, a, b: m.last_of_8(m.up(b)),
     "read by a pooling too": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * F.max_pool2d(c, 3, 1).mean(),
     "a sum": lambda m, a, b: m.last(torch.cat([a + m.transposed(b), a], 1)),
+    "reflected": lambda m, a, b: m.last(torch.cat([a, F.pad(b, (2, 2, 2, 2), mode="reflect")], 1)),
+    "nn.ReflectionPad2d": lambda m, a, b: m.last_of_8(nn.ReflectionPad2d(1)(a)),
+    "nn.ReplicationPad2d": lambda m, a, b: m.last_of_8(nn.ReplicationPad2d((1, 2, 0, 1))(m.up(b))),
     "dropout": lambda m, a, b: m.last_of_8(F.dropout(a, 0.3, m.training)),
     "dropout of channels": lambda m, a, b: m.last_of_8(F.dropout2d(a)),
     "nn.Dropout": lambda m, a, b: m.last(torch.cat([m.drop(a), m.up(b)], 1)),
@@ -127,7 +130,7 @@ LEFT = {  # the caller, or another node, may write over a part, or saves the con
     "a part that is written over": lambda m, a, b: m.last(torch.cat([a, t := m.transposed(b)], 1)) * t.zero_().sum().add(1),
     "written over behind it": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * c.zero_().sum().add(1),
     "others save it": lambda m, a, b: m.last(c := torch.cat([a, m.up(b)], 1)) * c.square().mean(),
-    "reflected": lambda m, a, b: m.last(torch.cat([a, F.pad(b, (2, 2, 2, 2), mode="reflect")], 1)),
+    "around": lambda m, a, b: m.last(torch.cat([a, F.pad(b, (2, 2, 2, 2), mode="circular")], 1)),
     "a part that others may save": lambda m, a, b: (m.last(torch.cat([a, t := m.transposed(b + 1)], 1)) + doubled(t).mean(), t)[0],
     "a part of a larger tensor": lambda m, a, b: m.last(torch.cat([a, (t := m.transposed(b))[:, :8]], 1)) + doubled(t[:, :8]).mean(),
     "by keywords": lambda m, a, b: m.last(F.avg_pool2d(input=torch.cat([a, m.up(b)], 1), kernel_size=2)),
@@ -307,6 +310,8 @@ def test_linear_layers_of_more_dimensions_and_as_functions():
 
 
 AVERAGES = {
+    "F.pad": lambda m, x: F.pad(x, (1, 1, 1, 1), "replicate"),
+    "nn.ReflectionPad2d": lambda m, x: nn.ReflectionPad2d(2)(x),
     "nn.AvgPool2d": lambda m, x: nn.AvgPool2d(2)(x),
     "F.avg_pool2d": lambda m, x: F.avg_pool2d(x, 2, ceil_mode=True),
     "nn.AdaptiveAvgPool2d": lambda m, x: nn.AdaptiveAvgPool2d(3)(x),

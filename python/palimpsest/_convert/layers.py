@@ -77,11 +77,13 @@ def is_norm(module):
 
 #: normalizations that take no statistics over the batch
 NORMS_OF_SAMPLES = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_FORWARDS = {kind: kind.forward for kind in NORMS_OF_SAMPLES}  # torch's own, which somebody may replace
 
 
 def is_norm_of_samples(module):
     """A normalization of torch's over each sample, which moves no statistics."""
-    return type(module) in NORMS_OF_SAMPLES and getattr(module, "running_mean", None) is None
+    kind = type(module)
+    return kind in _FORWARDS and kind.forward is _FORWARDS[kind] and getattr(module, "running_mean", None) is None
 
 
 def normalizes_samples(node, modules):
@@ -89,14 +91,21 @@ def normalizes_samples(node, modules):
     if node.op == "call_module":
         return is_norm_of_samples(modules[node.target]) and not has_hooks(modules[node.target]) and len(node.args) == 1 and not node.kwargs
     return node.op == "call_function" and node.target in (F.group_norm, F.layer_norm, F.instance_norm) and bool(node.args) \
-        and isinstance(node.args[0], torch.fx.Node)
+        and isinstance(node.args[0], torch.fx.Node) and not _moves_statistics(node)
+
+
+def _moves_statistics(node):
+    """Whether a call of F.instance_norm has running statistics, which another run would move again."""
+    statistics = (*node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var"))
+    return node.target is F.instance_norm and any(a is not None for a in statistics)
 
 
 def module_of_norm(node, modules):
     """The path of the module of which a normalization of samples is part, and that module; (None, None) for a function alone."""
     if node.op == "call_module":
         return node.target, modules[node.target]
-    path = next(reversed(node.meta.get("nn_module_stack", {})), None)
+    calls = node.meta.get("nn_module_stack") or {"": None}
+    path = next(reversed(calls)).partition("@")[0]  # @1: of the second call
     return (path, modules[path]) if isinstance(modules.get(path), NORMS_OF_SAMPLES) else (None, None)
 
 

@@ -5,35 +5,28 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from palimpsest import functional
-from palimpsest._convert import layers, out_of_place, runtime
+from palimpsest._convert import again, layers, out_of_place, runtime
 from palimpsest._convert.aliases import writes_over
 from palimpsest._convert.editor import Editor
 from palimpsest._convert.report import Layer
 
-_LIGHT_MODULES = (nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d, nn.ZeroPad2d, nn.Flatten, nn.PixelShuffle)
+_LIGHT_MODULES = (nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d, nn.ZeroPad2d, *again.PADDINGS, nn.Flatten,
+                  nn.PixelShuffle)
 _WEIGHTED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)  # torch's layers that save their input
 # Functions, and methods of a tensor, that show its values in another shape or order.
 _METHODS = ("permute", "transpose", "swapaxes", "view", "reshape", "flatten", "unflatten", "contiguous", "roll", "squeeze",
             "unsqueeze")
 _RESHAPING = {torch.permute: "permute", torch.transpose: "transpose", torch.swapaxes: "swapaxes", torch.reshape: "reshape",
               torch.flatten: "flatten", torch.roll: "roll", torch.squeeze: "squeeze", torch.unsqueeze: "unsqueeze"}
-# Functions that backward can run again at little cost, and those that return what they made and its source.
-_DROPOUT_FUNCTIONS = {F.dropout: runtime.dropped, F.dropout1d: runtime.dropped1d, F.dropout2d: runtime.dropped2d,
-                      F.dropout3d: runtime.dropped3d}
-_NORMALIZATIONS = {F.group_norm: runtime.group_normalized, F.layer_norm: runtime.layer_normalized,
-                   F.instance_norm: runtime.instance_normalized}
-_AGAIN = {F.interpolate: runtime.interpolated, F.pad: runtime.padded, F.pixel_shuffle: runtime.shuffled,
-          functional.max_pool2d: runtime.max_pooled, F.avg_pool2d: runtime.average_pooled, **_DROPOUT_FUNCTIONS,
-          **_NORMALIZATIONS}
-_RETURN_SOURCE = (runtime.norm_act_shared, runtime.product_shared, runtime.concatenated, runtime.activated_again,
-                  *_AGAIN.values(), runtime.by_module, runtime.reshaped)
-_WEIGHTED_FUNCTIONS = {F.conv1d: runtime.conv1d_of, F.conv2d: runtime.conv2d_of, F.conv3d: runtime.conv3d_of,
-                       F.linear: runtime.linear_of}
+_RETURN_SOURCE = (runtime.norm_act_shared, runtime.product_shared, again.concatenated, again.activated, again.by_function,
+                  again.by_module, again.reshaped)
+_WEIGHTED_FUNCTIONS = {F.conv1d: "conv1d", F.conv2d: "conv2d", F.conv3d: "conv3d", F.linear: "linear"}
 # Functions and modules that save less by other means, and what takes their place.
-_LEAN = {F.avg_pool2d: runtime.average_pool, F.adaptive_avg_pool2d: runtime.adaptive_average_pool, F.dropout: runtime.dropout}
+_LEAN = {F.avg_pool2d: again.average_pool, F.adaptive_avg_pool2d: again.adaptive_average_pool, F.pad: again.padded,
+         F.dropout: again.dropout}
 _LEAN_MODULES = {**dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-                                  nn.AdaptiveAvgPool3d), runtime.average_pool_of), nn.Dropout: runtime.dropout_of}
+                                  nn.AdaptiveAvgPool3d, *again.PADDINGS), again.reading_sizes),
+                 nn.Dropout: again.dropout_of}
 
 
 class Readers(Editor):
@@ -46,6 +39,8 @@ class Readers(Editor):
     def __init__(self, graph, modules, options, aliases):
         super().__init__(graph, modules, options, aliases)
         self._made_again = {}  # node to the answer of is_made_again()
+        self._lean = {}        # node to the answer of _has_lean_readers()
+        self._put_for = {}     # node to the one that _put_made_again() put in its place
 
     # ---- Questions about nodes
 
@@ -78,9 +73,11 @@ class Readers(Editor):
         return self._made_again[node]
 
     def _has_lean_readers(self, node):
-        return self.options.is_auto and not self.aliases.is_changed(node) \
-            and not any(self._saves(reader, node) for reader in node.users) \
-            and any(self._reads_source(reader) for reader in node.users)
+        if node not in self._lean:
+            self._lean[node] = self.options.is_auto and not self.aliases.is_changed(node) \
+                and not any(self._saves(reader, node) for reader in node.users) \
+                and any(self._reads_source(reader) for reader in node.users)
+        return self._lean[node]
 
     def _reads_source(self, node):
         return self.convolution(node) is not None or self.is_weighted(node) or _is_weighted_function(node) \
@@ -111,7 +108,8 @@ class Readers(Editor):
             and (not self._saves_result(node) or self._has_lean_readers(node))
 
     def _saves(self, reader, value):
-        return not self._reads_source(reader) and layers.saves_input(reader, value, self.modules)
+        is_weight = (_is_weighted_function(reader) or self._normalizes(reader)) and reader.args[0] is not value
+        return (is_weight or not self._reads_source(reader)) and layers.saves_input(reader, value, self.modules)
 
     def _parts(self, node):
         """The tensors of which a node makes another one that backward can make again; an empty list for any other node."""
@@ -119,7 +117,7 @@ class Readers(Editor):
             return concatenation[0]
         if layers.normalizes_samples(node, self.modules):
             return [node.args[0]] if self._normalizes(node) else []
-        if node.op == "call_function" and node.target in _AGAIN:
+        if node.op == "call_function" and node.target in again.NAMES:
             is_known = node.args and isinstance(node.args[0], torch.fx.Node) and _is_light(node)
             return [node.args[0]] if is_known else []
         if node.op == "call_function" and node.target is runtime.max_pool:
@@ -168,9 +166,11 @@ class Readers(Editor):
         """Convolutions, products, concatenations, upsamplings and their like save what their input is made from. Returns a
         Layer for each normalization of samples."""
         self._made_again.clear()  # the graph has changed since others asked
-        report = []
+        self._lean.clear()
+        norms = []
         for node in list(self.graph.nodes):
-            report.extend(self._described(node))
+            if (layer := self._described(node)) is not None:
+                norms.append((layer, node))
             if self.convolution(node) is not None and self.options.accepts(self.convolution(node), node.target):
                 self._put_convolution(node)
             elif self.is_weighted(node) or _is_weighted_function(node):
@@ -191,20 +191,23 @@ class Readers(Editor):
             self._put_lean()
         self._erase_unread()
         out_of_place.restore(self.graph)
-        return report
+        for layer, node in norms:
+            if layer.converted and not (node in self._put_for and self._put_for[node].meta["source"].users):
+                layer.how, layer.converted = "its result is saved all the same", False
+        return [layer for layer, _ in norms]
 
     def _described(self, node):
-        """The line of the report about a normalization of samples; none for other nodes."""
+        """The line of the report about a normalization of samples; None for other nodes."""
         if not layers.normalizes_samples(node, self.modules):
             is_listened = node.op == "call_module" and layers.is_norm_of_samples(self.modules[node.target])
-            return [Layer(node.target, type(self.modules[node.target]).__name__, False, "hooks listen to its calls")] if is_listened else []
+            return Layer(node.target, type(self.modules[node.target]).__name__, False, "hooks listen to its calls") if is_listened else None
         path, module = layers.module_of_norm(node, self.modules)
         name, kind = (str(node), node.target.__name__) if module is None else (path, type(module).__name__)
         if self.is_made_again(node):
-            return [Layer(name, kind, True, "saves its input: its result is made again")]
-        why = f"strategy '{self.options.strategy}' is one of batch normalizations" if not self.options.is_auto else \
+            return Layer(name, kind, True, "saves its input: its result is made again")
+        why = "another strategy than 'auto' and 'store_y' is for batch normalizations" if not self.options.is_auto else \
             "its result goes to others than convolutions and linear layers" if self._normalizes(node) else "not selected"
-        return [Layer(name, kind, False, why)]
+        return Layer(name, kind, False, why)
 
     @staticmethod
     def _has_source(value):
@@ -212,7 +215,7 @@ class Readers(Editor):
 
     def _erase_unread(self):
         for node in reversed(list(self.graph.nodes)):
-            is_source = node.target in (runtime.activated, runtime.source_of, runtime.part_of, runtime.kept) or \
+            is_source = node.target in (runtime.activated, runtime.source_of, runtime.part_of, again.kept) or \
                 (node.target is operator.getitem and node.args[0].target in _RETURN_SOURCE)
             is_ours = (node.op == "call_function" and is_source) or node.op == "get_attr" or node.meta.get("is_view", False)
             if is_ours and not node.users:
@@ -224,7 +227,7 @@ class Readers(Editor):
             return z.meta["source"]
         if "deferred" in z.meta:
             return self._call(reader, runtime.source_of, *z.meta["deferred"])
-        return self._call(reader, runtime.kept, z, self._is_kept_anyway(z, reader) or self._keeps_part(reader))
+        return self._call(reader, again.kept, z, self._is_kept_anyway(z, reader) or self._keeps_part(reader))
 
     def _put_product(self, node, z):
         arguments = self._source(node, z), z, *node.args
@@ -246,28 +249,29 @@ class Readers(Editor):
         z = node.args[0]
         source = self._source(node, z)
         self._replace(node, self._call(node, runtime.module_of, source, self._module(node, node.target), z) if node.op == "call_module"
-                      else self._call(node, _WEIGHTED_FUNCTIONS[node.target], source, *node.args, **node.kwargs))
+                      else self._call(node, runtime.function_of, source, _WEIGHTED_FUNCTIONS[node.target], *node.args, **node.kwargs))
 
     def _put_made_again(self, node, parts):
         sources, keeps_part = [self._source(node, part) for part in parts], self._keeps_part(node)
         if (known := self._activation(node)) is not None:
             in_place = node.meta.get("was_in_place", False)
-            new = self._with_source(node, runtime.activated_again, *sources, *parts, *known, in_place)
+            new = self._with_source(node, again.activated, *sources, *parts, *known, in_place)
         elif node.target is runtime.max_pool:
-            new = self._with_source(node, runtime.by_module, *sources, *node.args)
+            new = self._with_source(node, again.by_module, *sources, *node.args)
         elif node.op == "call_module":
-            new = self._with_source(node, runtime.by_module, *sources, self._module(node, node.target), *parts)
+            new = self._with_source(node, again.by_module, *sources, self._module(node, node.target), *parts)
         elif (method := _reshapes(node)) is not None:
-            new = self._with_source(node, runtime.reshaped, *sources, method, *node.args, **node.kwargs)
-        elif node.target in _AGAIN:
-            new = self._with_source(node, _AGAIN[node.target], *sources, *node.args, **node.kwargs)
+            new = self._with_source(node, again.reshaped, *sources, method, *node.args, **node.kwargs)
+        elif node.target in again.NAMES:
+            new = self._with_source(node, again.by_function, *sources, again.NAMES[node.target], *node.args, **node.kwargs)
         else:
-            new = self._with_source(node, runtime.concatenated, *layers.concatenated(node), sources)
+            new = self._with_source(node, again.concatenated, *layers.concatenated(node), sources)
         new.args[0].meta["keeps_part"] = keeps_part
+        self._put_for[node] = new
         self._replace(node, new)
 
     def _put_lean(self):
-        """Average poolings keep no values, and dropouts a byte for each."""
+        """Average poolings and paddings keep no values, and dropouts a byte for each."""
         for node in list(self.graph.nodes):
             module = self._called(node)
             if node.op == "call_function" and node.target in _LEAN and node.args:
@@ -297,7 +301,7 @@ def _is_one(stride):
 def _is_light(node):
     """Whether a call of a function takes little time and makes a tensor that is worth it."""
     if node.target is F.pad:
-        return (node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) == "constant"
-    if node.target in _DROPOUT_FUNCTIONS:
+        return (node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) in ("constant", "reflect", "replicate")
+    if again.NAMES[node.target].startswith("dropout"):
         return not (node.args[3] if len(node.args) > 3 else node.kwargs.get("inplace", False))
     return node.target in (F.interpolate, F.pixel_shuffle) or _is_one(node.args[2] if len(node.args) > 2 else node.kwargs.get("stride"))

@@ -7,7 +7,6 @@ from palimpsest import functional, nn
 from palimpsest._convert import layers, sources
 
 _ops = torch.ops.palimpsest
-_LEAST_SAVED = 0.25  # the share of a concatenation that must be kept anyway, so that the rest is worth a copy in backward
 
 
 def _settings(norm, x):
@@ -56,7 +55,7 @@ def convolution(conv, x):
 def _is_narrowed(x):
     """Whether a fused operator under autocast would round x before the normalization, which torch runs in the dtype of x."""
     device = x.device.type
-    return torch.is_autocast_enabled(device) and x.dtype not in (torch.get_autocast_dtype(device), torch.float64)
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype not in (torch.get_autocast_dtype(device), torch.float64)
 
 
 def norm_act(norm, x, activation, param, saved, consume):
@@ -140,30 +139,10 @@ def act_conv(conv, y, activation, param):
 
 
 def max_pool(pool, x):
-    return functional.max_pool2d(x, *_pool_geometry(pool))
+    return functional.max_pool2d(x, *pool_geometry(pool))
 
 
-def average_pool(x, *arguments, **keywords):
-    return sources.reading_sizes(F.avg_pool2d, x, *arguments, **keywords)
-
-
-def adaptive_average_pool(x, *arguments, **keywords):
-    return sources.reading_sizes(F.adaptive_avg_pool2d, x, *arguments, **keywords)
-
-
-def average_pool_of(module, x):
-    return sources.reading_sizes(module, x)
-
-
-def dropout(x, p=0.5, *arguments, **keywords):
-    return sources.keeping_mask(F.dropout, p, x, p, *arguments, **keywords)[0]
-
-
-def dropout_of(module, x):
-    return sources.keeping_mask(module, module.p, x)[0]
-
-
-def _pool_geometry(pool):
+def pool_geometry(pool):
     return pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
 
 
@@ -177,7 +156,7 @@ def stem(conv, norm, pool, x, activation, param, saved, consume):
     if _is_narrowed(x):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would read, and save it
     return _Stem.apply(x, kernel, kernel_bias, *nn.weight_and_bias(norm), norm, _geometry(conv),
-                       (activation, param, saved, consume), _pool_geometry(pool))
+                       (activation, param, saved, consume), pool_geometry(pool))
 
 
 class _Stem(torch.autograd.Function):
@@ -308,177 +287,7 @@ def module_of(source, module, z):
     return sources.read(source, z, module, z)
 
 
-def _function_of(function, source, z, arguments, keywords):
-    """function(z, ...), a layer of torch's as a function: saves z's source."""
+def function_of(source, name, z, *arguments, **keywords):
+    """F.name(z, ...), a convolution or linear layer of torch's as a function: saves z's source."""
     source, z = _in_bits_of_autocast(source, z)
-    return sources.read(source, z, function, z, *arguments, **keywords)
-
-
-def conv1d_of(source, z, *arguments, **keywords):
-    return _function_of(F.conv1d, source, z, arguments, keywords)
-
-
-def conv2d_of(source, z, *arguments, **keywords):
-    return _function_of(F.conv2d, source, z, arguments, keywords)
-
-
-def conv3d_of(source, z, *arguments, **keywords):
-    return _function_of(F.conv3d, source, z, arguments, keywords)
-
-
-def linear_of(source, z, *arguments, **keywords):
-    return _function_of(F.linear, source, z, arguments, keywords)
-
-
-def kept(x, anyway):
-    """The source of a tensor that is kept as it is. anyway: others keep it, too."""
-    return sources.Kept(x, anyway and x.requires_grad) if sources.hooks_are_free() and not x.is_inference() else None
-
-
-def concatenated(tensors, dim, sources_of_tensors):
-    """(cat(tensors, dim), its source)."""
-    z = torch.cat(tensors, dim)
-    if not _can_be_made_again(z, sources_of_tensors) or any(t.dim() != z.dim() for t in tensors):
-        return z, None
-    saved = sum(t.numel() for t, source in zip(tensors, sources_of_tensors) if source.anyway)
-    if saved < _LEAST_SAVED * z.numel():
-        return z, None
-    return z, sources.of_concatenation(z, sources_of_tensors, dim)
-
-
-def _made_again(function, source, x, *arguments, **keywords):
-    """(function(x, ...), its source), for a function of which backward needs sizes alone."""
-    z = function(x, *arguments, **keywords)
-    # A tensor that only this node keeps must not be larger than what it stands for.
-    is_larger = isinstance(source, sources.Kept) and x.numel() > z.numel()
-    if not _can_be_made_again(z, [source]) or z.dtype != x.dtype or is_larger:
-        return z, None
-    return z, sources.Source([source], lambda parts: function(parts[0](), *arguments, **keywords))
-
-
-def _normalized(function, source, x, *arguments, module=None, **keywords):
-    """(function(x, ...), its source), for a normalization of samples, which saves x's source. module: computes the same, and
-    checks x."""
-    z = sources.read(source, x, module, x) if module else sources.read(source, x, function, x, *arguments, **keywords)
-    if not _can_be_made_again(z, [source]) or z.dtype != x.dtype:
-        return z, None
-    held = {key: sources.Kept(a) for key, a in (*enumerate(arguments), *keywords.items()) if isinstance(a, torch.Tensor)}
-
-    def make(parts):
-        now = [held[i]() if i in held else a for i, a in enumerate(arguments)]
-        return function(parts[0](), *now, **{key: held[key]() if key in held else a for key, a in keywords.items()})
-
-    return z, sources.Source([source], make)
-
-
-def group_normalized(source, x, *arguments, **keywords):
-    return _normalized(F.group_norm, source, x, *arguments, **keywords)
-
-
-def layer_normalized(source, x, *arguments, **keywords):
-    return _normalized(F.layer_norm, source, x, *arguments, **keywords)
-
-
-def instance_normalized(source, x, running_mean=None, running_var=None, *arguments, **keywords):
-    if running_mean is not None or running_var is not None:  # which another run would move again
-        return F.instance_norm(x, running_mean, running_var, *arguments, **keywords), None
-    if not x.is_contiguous() and source is not None:
-        x = x.contiguous()  # the copy that torch would make, and keep
-        source = sources.Kept(x)
-    return _normalized(F.instance_norm, source, x, None, None, *arguments, **keywords)
-
-
-def _activated_in_place(y, activation, param):
-    return getattr(F, activation)(y, *([param] if activation in ("leaky_relu", "elu") else []), inplace=True)
-
-
-def activated_again(source, y, activation, param, in_place=False):
-    """(act(y), its source), which saves y's source or that of the result, in place of either. in_place: the original writes
-    over y, which nobody else reads."""
-    if source is None or not sources.hooks_are_free() or not y.requires_grad:
-        return _activated_in_place(y, activation, param) if in_place else functional.activate(y, activation, param), None
-    of_z = sources.Source([source], lambda parts: functional.activate(parts[0](), activation, param))
-    return sources.read(source, y, functional.activate, y, activation, param, source_of_result=of_z), of_z
-
-
-def reshaped(source, method, x, *arguments, **keywords):
-    """(x.method(...), its source), of a method that shows the values of x in another shape or order."""
-    return _made_again(lambda x: getattr(x, method)(*arguments, **keywords), source, x)
-
-
-def shuffled(source, x, *arguments, **keywords):
-    return _made_again(F.pixel_shuffle, source, x, *arguments, **keywords)
-
-
-def interpolated(source, x, *arguments, **keywords):
-    return _made_again(F.interpolate, source, x, *arguments, **keywords)
-
-
-def padded(source, x, *arguments, **keywords):
-    return _made_again(F.pad, source, x, *arguments, **keywords)
-
-
-def max_pooled(source, x, *arguments, **keywords):
-    return _made_again(functional.max_pool2d, source, x, *arguments, **keywords)
-
-
-def average_pooled(source, x, *arguments, **keywords):
-    return _made_again(average_pool, source, x, *arguments, **keywords)
-
-
-def _dropped(function, source, x, p=0.5, *arguments, **keywords):
-    """(function(x, p, ...), its source), for a dropout."""
-    z, again = sources.keeping_mask(function, p, x, p, *arguments, **keywords)
-    if not _can_be_made_again(z, [source]):
-        return z, None
-    if again is None:
-        return z, source if z is x else None
-    return z, sources.Source([source], lambda parts: again(parts[0]()))
-
-
-def dropped(source, x, *arguments, **keywords):
-    return _dropped(F.dropout, source, x, *arguments, **keywords)
-
-
-def dropped1d(source, x, *arguments, **keywords):
-    return _dropped(F.dropout1d, source, x, *arguments, **keywords)
-
-
-def dropped2d(source, x, *arguments, **keywords):
-    return _dropped(F.dropout2d, source, x, *arguments, **keywords)
-
-
-def dropped3d(source, x, *arguments, **keywords):
-    return _dropped(F.dropout3d, source, x, *arguments, **keywords)
-
-
-def by_module(source, module, x):
-    """(module(x), its source), of an upsampling, a padding with one value, a pooling, a dropout, a normalization of samples or
-    another order of the values."""
-    if isinstance(module, torch.nn.GroupNorm):
-        return group_normalized(source, x, module.num_groups, module.weight, module.bias, module.eps)
-    if isinstance(module, torch.nn.LayerNorm):
-        return layer_normalized(source, x, module.normalized_shape, module.weight, module.bias, module.eps)
-    if isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
-        if module.running_mean is not None or x.dim() == module._get_no_batch_dim():
-            return module(x), None
-        return instance_normalized(source, x, None, None, module.weight, module.bias, True, 0.0, module.eps, module=module)
-    if isinstance(module, layers.DROPOUTS):
-        return _dropped(lambda x, _: module(x), source, x, module.p)
-    if isinstance(module, torch.nn.ZeroPad2d):
-        return padded(source, x, module.padding, "constant", module.value)
-    if isinstance(module, torch.nn.Flatten):
-        return reshaped(source, "flatten", x, module.start_dim, module.end_dim)
-    if isinstance(module, torch.nn.PixelShuffle):
-        return shuffled(source, x, module.upscale_factor)
-    if isinstance(module, torch.nn.MaxPool2d):
-        return max_pooled(source, x, *_pool_geometry(module))
-    if isinstance(module, torch.nn.AvgPool2d):
-        return average_pooled(source, x, module.kernel_size, module.stride, module.padding, module.ceil_mode,
-                              module.count_include_pad, module.divisor_override)
-    return interpolated(source, x, module.size, module.scale_factor, module.mode, module.align_corners,
-                        recompute_scale_factor=module.recompute_scale_factor)
-
-
-def _can_be_made_again(z, sources_of_parts):
-    return sources.hooks_are_free() and z.requires_grad and z.numel() > 0 and all(s is not None for s in sources_of_parts)
+    return sources.read(source, z, getattr(F, name), z, *arguments, **keywords)

@@ -36,6 +36,18 @@ class Kept:
         return self.tensor
 
 
+class Copied:
+    """A copy of a small tensor, which others may change before backward."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor):
+        self.tensor = tensor.detach().clone()
+
+    def __call__(self):
+        return self.tensor
+
+
 class Source:
     """What a tensor is made from again: parts (Kept, or other sources), and make(), which gets their values.
 
@@ -88,26 +100,29 @@ def read(source, z, function, *arguments, source_of_result=None, **keywords):
     if source is None or not hooks_are_free():
         return function(*arguments, **keywords)
     # autograd holds pack(), which must not hold z
-    address, shape, stride, dtype = z.data_ptr(), z.shape, z.stride(), z.dtype
-    count = z.numel() if z.is_contiguous() else None
-    others = {(a.data_ptr(), a.shape): a for a in arguments if isinstance(a, torch.Tensor) and a is not z}
+    whole, shape, count = _place_of(z), z.shape, z.numel() if z.is_contiguous() else None
+    others = {_place_of(a): a for a in arguments if isinstance(a, torch.Tensor) and a is not z}
 
     def pack(t):
-        saved = None
-        if t.data_ptr() == address and t.dtype == dtype:
-            if t.shape == shape and t.stride() == stride:
-                saved = source
-            elif t.numel() == count and t.is_contiguous():  # a linear layer's, of one dimension for all samples
+        place, saved = _place_of(t), None
+        if place == whole:
+            saved = source
+        elif place[:2] == whole[:2]:
+            if t.numel() == count and t.is_contiguous():  # a linear layer's, of one dimension for all samples
                 saved = _of_view(source, t.shape)
-        elif source_of_result is not None and t.shape == shape:
+        elif source_of_result is not None and t.shape == shape and t.dtype == whole[1]:
             saved = source_of_result
         if saved is None:
-            return Kept(others.get((t.data_ptr(), t.shape), t))
+            return Kept(others.get(place, t))
         saved.add_reader()
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept()):
         return function(*arguments, **keywords)
+
+
+def _place_of(t):
+    return t.data_ptr(), t.dtype, t.shape, t.stride()
 
 
 def _of_view(source, shape):
