@@ -257,6 +257,50 @@ def test_on_the_meta_device():
     assert model.to("meta")(X.to("meta")).shape == X.shape
 
 
+def perceptron():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1)).double()
+
+
+def test_a_network_without_a_normalization():
+    model, x = perceptron(), torch.randn(64, 8).double()
+    converted, report = palimpsest.convert(copy.deepcopy(model), (x,))
+    assert report.converted == ["*"] and "made again" in str(report)
+    assert_same_after(model, x)
+    assert kept_bytes(converted, x) < 0.6 * kept_bytes(model, x)
+    assert type(palimpsest.revert(converted)) is nn.Sequential
+    _, report = palimpsest.convert(copy.deepcopy(model), module_filter_fn=lambda module, name: True)
+    assert report.left == {"*": "not selected"}
+    assert not palimpsest.convert(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))[1].layers
+
+
+def test_parts_without_a_normalization_of_a_network_without_a_graph():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = perceptron(), perceptron()
+
+        def forward(self, x):
+            return self.a(x) if x.sum() > 0 else self.b(x)
+
+    torch.manual_seed(0)
+    model, x = Branches(), torch.rand(16, 8).double()
+    _, report = palimpsest.convert(copy.deepcopy(model))
+    assert report.converted == ["a.*", "b.*"]
+    assert_same_after(model, x)
+    _, report = palimpsest.convert(model, (x,))
+    assert report.converted == ["a.*", "b.*"]
+
+
+def test_what_is_wrong_of_the_rest_is_left(monkeypatch):
+    from palimpsest._convert import again
+    right = again.activated
+    monkeypatch.setattr(again, "activated", lambda source, y, *rest: right(None, y * 1.001, *rest))
+    model, x = perceptron(), torch.randn(64, 8).double()
+    _, report = palimpsest.convert(model, (x,))
+    assert list(report.left) == ["*"] and "differed" in report.left["*"] and not report.converted
+
+
 def test_running_statistics_move_once():
     model = network(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.ReLU)
     model = nn.Sequential(model, nn.GroupNorm(1, 1), nn.SiLU(), nn.Conv2d(1, 4, 1)).double()

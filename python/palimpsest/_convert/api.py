@@ -10,7 +10,7 @@ from torch import nn
 from palimpsest import functional
 from palimpsest._convert import custom_activations, layers, proof, region, tracing
 from palimpsest._convert.report import Layer, Report
-from palimpsest._convert.rewrite import strategy_names
+from palimpsest._convert.rewrite import THE_REST, strategy_names
 from palimpsest.nn import BatchNormAct
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -33,7 +33,8 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     modes if they are mixed, and a layer for which they do not is left alone; the report has the bytes saved for backward
     before and after. Needs the time of some steps, and memory for two copies of the network in f64.
     strategy: what each layer saves (functional.strategy_names() but "standard"); "auto" is the one that saves least.
-    module_filter_fn(module, name): False leaves a normalization, max pooling or dense block as it is.
+    module_filter_fn(module, name): False leaves a normalization, max pooling or dense block as it is. With it, parts of the
+    network without such a layer stay as they are, too.
     activations: classes of the model's modules that compute an activation in their own way, and its name: {Swish: "silu"},
     {Slope: ("leaky_relu", 0.2)}. What a copy of such a module gives for numbers from -8 to 8 is compared with it.
 
@@ -48,7 +49,7 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     if module_filter_fn is not None and not callable(module_filter_fn):
         raise ValueError(f"convert: module_filter_fn must be a function, got {type(module_filter_fn).__name__}")
     _check(model)
-    left = set(_names_refused(model, module_filter_fn))
+    left = set(_names_refused(model, module_filter_fn)) | ({THE_REST} if module_filter_fn else set())
     activations = custom_activations.checked(activations, model)
     if example_inputs is None:
         report, made = _convert(model, strategy, activations, left)
@@ -218,8 +219,8 @@ def _check_class(module):
 
 
 def _make_region(module, prefix, strategy, activations, left):
-    settings = region.Settings(strategy, {name[len(prefix):] for name in left if name.startswith(prefix)},
-                               activations=activations)
+    within = {name[len(prefix):] for name in left if name.startswith(prefix)}
+    settings = region.Settings(strategy, within | (left & {THE_REST}), activations=activations)
     original = type(module)
     module.__class__ = region.region_class(original)
     module.__dict__["_palimpsest_settings"] = settings
@@ -256,7 +257,7 @@ def _complete(model, found, reasons, left, failed, earlier):
             reason = "not selected" if name in left else within[-1] if within else "forward does not call it"
         found.append(Layer(name, type(module).__name__, False, reason))
     order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
-    report = Report(sorted(found, key=lambda layer: order.get(layer.name, 0)))
+    report = Report(sorted(found, key=lambda layer: order.get(layer.name.removesuffix(THE_REST).removesuffix("."), 0)))
     if not report.converted:
         report.notes.append("nothing was converted, and the model is what it was")
     return report

@@ -40,6 +40,7 @@ class Readers(Editor):
         super().__init__(graph, modules, options, aliases)
         self._made_again = {}  # node to the answer of is_made_again()
         self._lean = {}        # node to the answer of _has_lean_readers()
+        self.saves_less = False  #: whether put() changed what is saved, beside the normalizations that it reports
         self._put_for = {}     # node to the one that _put_made_again() put in its place
 
     # ---- Questions about nodes
@@ -191,8 +192,10 @@ class Readers(Editor):
             self._put_lean()
         self._erase_unread()
         out_of_place.restore(self.graph)
+        read = {node for node, new in self._put_for.items() if new.meta["source"].users}
+        self.saves_less = self.saves_less or bool(read)
         for layer, node in norms:
-            if layer.converted and not (node in self._put_for and self._put_for[node].meta["source"].users):
+            if layer.converted and node not in read:
                 layer.how, layer.converted = "its result is saved all the same", False
         return [layer for layer, _ in norms]
 
@@ -275,9 +278,11 @@ class Readers(Editor):
         for node in list(self.graph.nodes):
             module = self._called(node)
             if node.op == "call_function" and node.target in _LEAN and node.args:
+                self.saves_less |= node.target in (F.avg_pool2d, F.dropout)
                 self._replace(node, self._call(node, _LEAN[node.target], *node.args, **node.kwargs))
             elif type(module) in _LEAN_MODULES and not layers.has_hooks(module):
                 function = _LEAN_MODULES[type(module)]
+                self.saves_less |= "Adaptive" not in type(module).__name__
                 self._replace(node, self._call(node, function, self._module(node, node.target), *node.args))
 
 

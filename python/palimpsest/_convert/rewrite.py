@@ -17,6 +17,7 @@ from palimpsest._convert.report import Layer
 
 _MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of, F.conv1d, F.conv2d,
                      F.conv3d, F.linear)
+THE_REST = "*"  # the name that a report gives to what is no layer
 _MOST_PARTS = 100  # of a flat concatenation: dense blocks have fewer layers
 _MOST_CHANNELS_OF_IMAGES = 4  # a convolution of as many channels takes a few hundredths of a step
 # What a layer saves, by the operator's name for it, and the strategy that asks for it.
@@ -143,6 +144,10 @@ def rewrite(graph, modules, options):
     for norm in norms:
         report.append(Layer(norm.node.target, norm.what(), True, writer.put(norm)))
     report.extend(writer.readers.put())
+    if writer.readers.saves_less and not any(layer.converted for layer in report):
+        is_selected = options.accepts(None, THE_REST)
+        report.append(Layer(THE_REST, "activations, dropouts and the like", is_selected,
+                            "what convolutions and linear layers read is made again" if is_selected else "not selected"))
     if options.strategy == "auto":
         _put_stems(graph, modules, aliases, in_order, report)
     return report
