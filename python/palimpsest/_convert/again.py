@@ -65,15 +65,17 @@ def _made_again(function, source, x, *arguments, **keywords):
 def _normalized(function, source, x, *arguments, module=None, **keywords):
     """(function(x, ...), its source), for a normalization of samples, which saves x's source. module: computes the same, and
     checks x."""
-    z = sources.read(source, x, module, x) if module else sources.read(source, x, function, x, *arguments, **keywords)
-    if not _can_be_made_again(z, [source]) or z.dtype != x.dtype:
+    call = (module, x) if module else (function, x, *arguments)
+    z = sources.read(source, x, *call, may_widen=True, **({} if module else keywords))
+    if not _can_be_made_again(z, [source]):
         return z, None
     weights = [(key, a) for key, a in (*enumerate(arguments), *keywords.items()) if isinstance(a, torch.Tensor)]
     held = {key: sources.Copied(a) if a.numel() <= _MOST_COPIED * x.numel() else sources.Kept(a) for key, a in weights}
+    dtype = z.dtype  # autocast on a GPU normalizes 16 bits in f32
 
     def make(parts):
         now = [held[i]() if i in held else a for i, a in enumerate(arguments)]
-        return function(parts[0](), *now, **{key: held[key]() if key in held else a for key, a in keywords.items()})
+        return function(parts[0]().to(dtype), *now, **{key: held[key]() if key in held else a for key, a in keywords.items()})
 
     return z, sources.Source([source], make)
 

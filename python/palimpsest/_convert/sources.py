@@ -95,13 +95,15 @@ class Source:
 _holder = None  # a weak reference to the source that holds what it made
 
 
-def read(source, z, function, *arguments, source_of_result=None, **keywords):
-    """function(*arguments), z among them: autograd saves z's source in place of z, and in place of the result its source."""
+def read(source, z, function, *arguments, source_of_result=None, may_widen=False, **keywords):
+    """function(*arguments), z among them: autograd saves z's source in place of z, and in place of the result its source.
+    may_widen: what the function saves of z may be a copy of more bits, as of a normalization under autocast on a GPU."""
     if source is None or not hooks_are_free():
         return function(*arguments, **keywords)
     # autograd holds pack(), which must not hold z
     whole, shape, count = _place_of(z), z.shape, z.numel() if z.is_contiguous() else None
-    others = {_place_of(a): a for a in arguments if isinstance(a, torch.Tensor) and a is not z}
+    others = {_place_of(a): a for a in (*arguments, *keywords.values()) if isinstance(a, torch.Tensor) and a is not z}
+    may_widen = may_widen and z.element_size() == 2 and all(a.shape != shape for a in others.values())
 
     def pack(t):
         place, saved = _place_of(t), None
@@ -112,6 +114,8 @@ def read(source, z, function, *arguments, source_of_result=None, **keywords):
                 saved = _of_view(source, t.shape)
         elif source_of_result is not None and t.shape == shape and t.dtype == whole[1]:
             saved = source_of_result
+        elif may_widen and t.shape == shape and t.dtype == torch.float32:
+            saved = Source([source], lambda parts: parts[0]().float())
         if saved is None:
             return Kept(others.get(place, t))
         saved.add_reader()
