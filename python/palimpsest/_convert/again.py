@@ -19,9 +19,6 @@ def adaptive_average_pool(x, *arguments, **keywords):
     return sources.reading_sizes(F.adaptive_avg_pool2d, x, *arguments, **keywords)
 
 
-reading_sizes = sources.reading_sizes
-
-
 def padded(x, pad, mode="constant", value=None):
     """F.pad. Backward reads the size alone of an input that is reflected or repeated."""
     function = sources.reading_sizes if mode in ("reflect", "replicate") else lambda function, *rest: function(*rest)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from palimpsest._convert import again, layers, out_of_place, runtime
+from palimpsest._convert import again, layers, out_of_place, runtime, sources
 from palimpsest._convert.aliases import writes_over
 from palimpsest._convert.editor import Editor
 from palimpsest._convert.report import Layer
@@ -25,7 +25,7 @@ _WEIGHTED_FUNCTIONS = {F.conv1d: "conv1d", F.conv2d: "conv2d", F.conv3d: "conv3d
 _LEAN = {F.avg_pool2d: again.average_pool, F.adaptive_avg_pool2d: again.adaptive_average_pool, F.pad: again.padded,
          F.dropout: again.dropout}
 _LEAN_MODULES = {**dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-                                  nn.AdaptiveAvgPool3d, *again.PADDINGS), again.reading_sizes),
+                                  nn.AdaptiveAvgPool3d, *again.PADDINGS), sources.reading_sizes),
                  nn.Dropout: again.dropout_of}
 
 
@@ -255,20 +255,20 @@ class Readers(Editor):
                       else self._call(node, runtime.function_of, source, _WEIGHTED_FUNCTIONS[node.target], *node.args, **node.kwargs))
 
     def _put_made_again(self, node, parts):
-        sources, keeps_part = [self._source(node, part) for part in parts], self._keeps_part(node)
+        made_from, keeps_part = [self._source(node, part) for part in parts], self._keeps_part(node)
         if (known := self._activation(node)) is not None:
             in_place = node.meta.get("was_in_place", False)
-            new = self._with_source(node, again.activated, *sources, *parts, *known, in_place)
+            new = self._with_source(node, again.activated, *made_from, *parts, *known, in_place)
         elif node.target is runtime.max_pool:
-            new = self._with_source(node, again.by_module, *sources, *node.args)
+            new = self._with_source(node, again.by_module, *made_from, *node.args)
         elif node.op == "call_module":
-            new = self._with_source(node, again.by_module, *sources, self._module(node, node.target), *parts)
+            new = self._with_source(node, again.by_module, *made_from, self._module(node, node.target), *parts)
         elif (method := _reshapes(node)) is not None:
-            new = self._with_source(node, again.reshaped, *sources, method, *node.args, **node.kwargs)
+            new = self._with_source(node, again.reshaped, *made_from, method, *node.args, **node.kwargs)
         elif node.target in again.NAMES:
-            new = self._with_source(node, again.by_function, *sources, again.NAMES[node.target], *node.args, **node.kwargs)
+            new = self._with_source(node, again.by_function, *made_from, again.NAMES[node.target], *node.args, **node.kwargs)
         else:
-            new = self._with_source(node, again.concatenated, *layers.concatenated(node), sources)
+            new = self._with_source(node, again.concatenated, *layers.concatenated(node), made_from)
         new.args[0].meta["keeps_part"] = keeps_part
         self._put_for[node] = new
         self._replace(node, new)
