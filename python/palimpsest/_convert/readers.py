@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from palimpsest import functional
 from palimpsest._convert import again, layers, out_of_place, runtime, sources
 from palimpsest._convert.aliases import writes_over
 from palimpsest._convert.editor import Editor
@@ -18,7 +19,7 @@ _METHODS = ("permute", "transpose", "swapaxes", "view", "reshape", "flatten", "u
             "unsqueeze")
 _RESHAPING = {torch.permute: "permute", torch.transpose: "transpose", torch.swapaxes: "swapaxes", torch.reshape: "reshape",
               torch.flatten: "flatten", torch.roll: "roll", torch.squeeze: "squeeze", torch.unsqueeze: "unsqueeze"}
-_RETURN_SOURCE = (runtime.norm_act_shared, runtime.product_shared, again.concatenated, again.activated, again.by_function,
+_RETURN_SOURCE = (runtime.norm_act_shared, runtime.instance_norm_act_shared, runtime.product_shared, again.concatenated, again.activated, again.by_function,
                   again.by_module, again.reshaped)
 _WEIGHTED_FUNCTIONS = {F.conv1d: "conv1d", F.conv2d: "conv2d", F.conv3d: "conv3d", F.linear: "linear"}
 # Functions and modules that save less by other means, and what takes their place.
@@ -142,7 +143,7 @@ class Readers(Editor):
         module = self._called(node)
         return layers.is_torchs_convolution(module) or self.is_weighted(node) or layers.is_norm(module) or \
             (node.op == "call_function" and (node.target is runtime.convolution or node.target in _WEIGHTED_FUNCTIONS)) or \
-            self._normalizes(node) or (self._activation(node) is not None and not self._saves_result(node)) or \
+            (self._normalizes(node) and self._activation_of_instances(node) is None) or (self._activation(node) is not None and not self._saves_result(node)) or \
             node.meta.get("keeps_part", False)
 
     def _may_be_kept(self, part):
@@ -168,6 +169,8 @@ class Readers(Editor):
         Layer for each normalization of samples."""
         self._made_again.clear()  # the graph has changed since others asked
         self._lean.clear()
+        report = [self._put_instance_norm(node, activation) for node in list(self.graph.nodes)
+                  if (activation := self._activation_of_instances(node)) is not None]
         norms = []
         for node in list(self.graph.nodes):
             if (layer := self._described(node)) is not None:
@@ -197,7 +200,29 @@ class Readers(Editor):
         for layer, node in norms:
             if layer.converted and node not in read:
                 layer.how, layer.converted = "its result is saved all the same", False
-        return [layer for layer, _ in norms]
+        return report + [layer for layer, _ in norms]
+
+    def _activation_of_instances(self, node):
+        """The activation behind an InstanceNorm that is one layer of ours with it, or None."""
+        module = self._called(node)
+        is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm) and self._normalizes(node)
+        if not is_instance_norm or len(node.users) != 1:
+            return None
+        reader = next(iter(node.users))
+        is_free = not self.aliases.is_changed(node) and not self.aliases.is_changed(reader) and not self.aliases.is_returned(reader)
+        return reader if is_free and self._activation(reader) is not None else None
+
+    def _put_instance_norm(self, norm, last):
+        (activation, param), reference = self._activation(last), self._module(norm, norm.target)
+        arguments = reference, norm.args[0], activation, param
+        if functional.resolve_strategy("auto", activation) == "inplace_2":
+            z, how = self._call(last, runtime.instance_norm_act, *arguments), "saves its output"
+            z.meta["kept"] = True
+        else:
+            z, how = self._with_source(last, runtime.instance_norm_act_shared, *arguments), "saves y, for its readers too"
+        self._replace(last, z)
+        self._erase(norm)
+        return Layer(norm.target, f"{type(self.modules[norm.target]).__name__} + {activation}", True, how)
 
     def _described(self, node):
         """The line of the report about a normalization of samples; None for other nodes."""

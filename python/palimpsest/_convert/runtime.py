@@ -213,8 +213,10 @@ def norm_act_shared(norm, x, activation, param, consume):
     group = _group(norm)
     if not sources.hooks_are_free() or _is_empty(x, group):
         return norm_act(norm, x, activation, param, "pre_activation", consume), None
-    op = _ops.abn_recomputable_ if consume else _ops.abn_recomputable
-    settings = _settings(norm, x)
+    return _recomputable(_ops.abn_recomputable_ if consume else _ops.abn_recomputable, x, _settings(norm, x), activation, param, group)
+
+
+def _recomputable(op, x, settings, activation, param, group):
     z, saved, mean, inv_std = op(x, *settings, activation, param, group)
     if saved.numel() == 0:
         return z, None
@@ -225,6 +227,37 @@ def norm_act_shared(norm, x, activation, param, consume):
                                          inv_std)
 
     return z, sources.Source([sources.Kept(saved)], make)
+
+
+def _is_plain_instance_norm(norm, x):
+    """Whether our layer may compute it: each channel of each image is then a channel of one image. torch's has the errors."""
+    return sources.hooks_are_free() and norm.running_mean is None and x.dim() != norm._get_no_batch_dim() \
+        and x.dim() > 2 and x.shape[1] == norm.num_features and x.numel() > x.shape[0] * x.shape[1]
+
+
+def _as_one_image(norm, x):
+    """(x, settings) for an operator."""
+    norm._check_input_dim(x)
+    weight, bias = (t if t is None else t.repeat(x.shape[0]) for t in (norm.weight, norm.bias))
+    return x.contiguous().view(1, -1, *x.shape[2:]), (weight, bias, None, None, True, 0.0, norm.eps)
+
+
+def instance_norm_act(norm, x, activation, param):
+    """act(norm(x)) of an InstanceNorm and an activation that can be inverted: saves the result."""
+    if not _is_plain_instance_norm(norm, x):
+        return functional.activate(norm(x), activation, param)
+    flat, settings = _as_one_image(norm, x)
+    return _norm_act(flat, settings, activation, param, "output", False).view(x.shape)
+
+
+def instance_norm_act_shared(norm, x, activation, param):
+    """(z, source) of an InstanceNorm and another activation, as norm_act_shared()."""
+    if not _is_plain_instance_norm(norm, x):
+        return functional.activate(norm(x), activation, param), None
+    flat, settings = _as_one_image(norm, x)
+    z, source = _recomputable(_ops.abn_recomputable, flat, settings, activation, param, "")
+    shape = x.shape
+    return z.view(shape), source and sources.Source([source], lambda parts: parts[0]().view(shape))
 
 
 def source_of(y, activation, param):
