@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import palimpsest
+from palimpsest._convert import again, sources
 from test_convert_layers import assert_same_after, step
 from test_convert_readers import kept_bytes
 
@@ -250,10 +251,29 @@ def test_a_long_chain_of_activations():
     assert_same_after(Forward(chain), X)
 
 
-def test_a_forward_that_somebody_replaced_is_called(monkeypatch):
-    forward = nn.GroupNorm.forward
-    monkeypatch.setattr(nn.GroupNorm, "forward", lambda self, x: 2 * forward(self, x))
-    assert_same_after(Forward(lambda m, x: m.second(F.relu(m.group(F.silu(m.layer(m.first(x))))))), X)
+@pytest.mark.parametrize("kind", [nn.GroupNorm, nn.GELU, nn.ReflectionPad2d, nn.PixelShuffle, nn.Dropout, nn.AvgPool2d, nn.Linear])
+def test_a_forward_that_somebody_replaced_is_called(kind, monkeypatch):
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: 2 * forward(self, x))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GroupNorm(2, 8), nn.GELU(), nn.Dropout(0.2), nn.ReflectionPad2d(1),
+                          nn.Conv2d(8, 8, 3), nn.AvgPool2d(2), nn.PixelShuffle(2), nn.Conv2d(2, 2, 3)).double()
+    assert_same_after(model, X)
+
+
+@pytest.mark.parametrize("change", [lambda y: y.transpose(1, 3), lambda y: y.transpose(2, 3), lambda y: y.chunk(2, 1)[0],
+                                    lambda y: y[:, :, 1:], lambda y: y])
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_result_of_a_group_norm_has_the_layout_of_torchs(channels_last, dims, change):
+    """Which one sees where it is viewed."""
+    x = torch.randn(2, 16, *[16] * dims, dtype=torch.double, requires_grad=True)
+    if channels_last:
+        x = x.contiguous(memory_format={2: torch.channels_last, 3: torch.channels_last_3d}[dims])
+    x = change(x)
+    norm = nn.GroupNorm(2, x.shape[1]).double()
+    z, source = again.by_module(sources.Kept(x), norm, x)
+    assert z.stride() == norm(x).stride() == source().stride() and torch.equal(z, norm(x)) and torch.equal(z, source())
 
 
 def test_on_the_meta_device():
@@ -269,13 +289,21 @@ def perceptron():
 def test_a_network_without_a_normalization():
     model, x = perceptron(), torch.randn(64, 8).double()
     converted, report = palimpsest.convert(copy.deepcopy(model), (x,))
-    assert report.converted == ["*"] and "made again" in str(report)
+    assert report.converted == ["*"] and "a byte per value" in str(report)
     assert_same_after(model, x)
     assert kept_bytes(converted, x) < 0.6 * kept_bytes(model, x)
     assert type(palimpsest.revert(converted)) is nn.Sequential
     _, report = palimpsest.convert(copy.deepcopy(model), module_filter_fn=lambda module, name: True)
     assert report.left == {"*": "not selected"}
     assert not palimpsest.convert(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))[1].layers
+
+
+def test_paddings_alone():
+    model = Forward(lambda m, x: m.second(F.pad(m.first(F.pad(x, (1, 1, 1, 1), "reflect")), (1, 0, 1, 0), mode="replicate")))
+    converted, report = palimpsest.convert(copy.deepcopy(model))
+    assert report.converted == ["*"]
+    assert_same_after(model, X)
+    assert kept_bytes(converted, X) < kept_bytes(model, X)
 
 
 def test_parts_without_a_normalization_of_a_network_without_a_graph():
@@ -297,7 +325,6 @@ def test_parts_without_a_normalization_of_a_network_without_a_graph():
 
 
 def test_what_is_wrong_of_the_rest_is_left(monkeypatch):
-    from palimpsest._convert import again
     right = again.activated
     monkeypatch.setattr(again, "activated", lambda source, y, *rest: right(None, y * 1.001, *rest))
     model, x = perceptron(), torch.randn(64, 8).double()

@@ -84,13 +84,19 @@ def _instance_normalized(source, x, running_mean=None, running_var=None, *argume
 
 
 def _group_normalized(source, x, *arguments, **keywords):
-    is_last = x.dim() == 4 and x.stride(1) == 1 and x.shape[1] > 1
-    return _normalized(F.group_norm, *_contiguous(source, x, torch.channels_last if is_last else torch.contiguous_format), *arguments,
-                       **keywords)
+    return _normalized(F.group_norm, *_contiguous(source, x, _format_of(x)), *arguments, **keywords)
+
+
+def _format_of(x):
+    """The memory format in which torch copies a tensor that has gaps."""
+    inner = (1, *range(x.dim() - 1, 1, -1), 0)  # channels, then the last dimension, as channels-last orders them
+    is_last = x.dim() in (4, 5) and x.stride(1) == 1 \
+        and all(x.stride(outer) >= x.stride(i) * x.shape[i] for i, outer in zip(inner, inner[1:]))
+    return {4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()] if is_last else torch.contiguous_format
 
 
 def _contiguous(source, x, layout=torch.contiguous_format):
-    """x and its source; if it has another layout those of the copy that torch would make, and keep."""
+    """x and its source; if it has gaps those of the copy that torch would make, and keep."""
     if source is None or x.is_contiguous(memory_format=layout):
         return source, x
     x = x.contiguous(memory_format=layout)

@@ -57,9 +57,15 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _MODULES_SAVE_NO_INPUT = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, *DROPOUTS, nn.Flatten, nn.Upsample, nn.Identity)
 
 
+#: the forwards of torch's classes, which somebody may replace
+_FORWARDS = {kind: kind.forward for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)}
+
+
 def has_hooks(module):
     """Whether somebody listens to calls of the module, or replaced its forward: then it must be called."""
-    d = module.__dict__
+    d, kind = module.__dict__, type(module)
+    if _FORWARDS.get(kind, kind.forward) is not kind.forward:
+        return True
     return bool(d["_forward_hooks"] or d["_forward_pre_hooks"] or d["_backward_hooks"] or d["_backward_pre_hooks"]
                 or "forward" in d)
 
@@ -77,13 +83,11 @@ def is_norm(module):
 
 #: normalizations that take no statistics over the batch
 NORMS_OF_SAMPLES = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_FORWARDS = {kind: kind.forward for kind in NORMS_OF_SAMPLES}  # torch's own, which somebody may replace
 
 
 def is_norm_of_samples(module):
     """A normalization of torch's over each sample, which moves no statistics."""
-    kind = type(module)
-    return kind in _FORWARDS and kind.forward is _FORWARDS[kind] and getattr(module, "running_mean", None) is None
+    return type(module) in NORMS_OF_SAMPLES and getattr(module, "running_mean", None) is None
 
 
 def normalizes_samples(node, modules):

@@ -303,7 +303,7 @@ class Readers(Editor):
         for node in list(self.graph.nodes):
             module = self._called(node)
             if node.op == "call_function" and node.target in _LEAN and node.args:
-                self.saves_less |= node.target in (F.avg_pool2d, F.dropout)
+                self.saves_less |= node.target in (F.avg_pool2d, F.dropout) or _repeats(node)
                 self._replace(node, self._call(node, _LEAN[node.target], *node.args, **node.kwargs))
             elif type(module) in _LEAN_MODULES and not layers.has_hooks(module):
                 function = _LEAN_MODULES[type(module)]
@@ -324,6 +324,15 @@ def _reshapes(node):
     return method if node.args and isinstance(node.args[0], torch.fx.Node) else None
 
 
+def _mode_of_padding(node):
+    return node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+
+
+def _repeats(node):
+    """Whether a node is a padding that reflects or repeats values."""
+    return node.target is F.pad and _mode_of_padding(node) in ("reflect", "replicate")
+
+
 def _is_one(stride):
     return stride in (1, (1, 1), [1, 1])
 
@@ -331,7 +340,7 @@ def _is_one(stride):
 def _is_light(node):
     """Whether a call of a function takes little time and makes a tensor that is worth it."""
     if node.target is F.pad:
-        return (node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) in ("constant", "reflect", "replicate")
+        return _mode_of_padding(node) == "constant" or _repeats(node)
     if again.NAMES[node.target].startswith("dropout"):
         return not (node.args[3] if len(node.args) > 3 else node.kwargs.get("inplace", False))
     return node.target in (F.interpolate, F.pixel_shuffle) or _is_one(node.args[2] if len(node.args) > 2 else node.kwargs.get("stride"))
