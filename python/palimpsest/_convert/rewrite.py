@@ -146,8 +146,9 @@ def rewrite(graph, modules, options):
     report.extend(writer.readers.put())
     if writer.readers.saves_less and not any(layer.converted for layer in report):
         is_selected = options.accepts(None, THE_REST)
-        report.append(Layer(THE_REST, "activations, dropouts and the like", is_selected,
-                            "save what they are made from, a byte per value or nothing" if is_selected else "not selected"))
+        if is_selected or not report:
+            report.append(Layer(THE_REST, "activations, dropouts and the like", is_selected,
+                                "save what they are made from, a byte per value or nothing" if is_selected else "not selected"))
     if options.strategy == "auto":
         _put_stems(graph, modules, aliases, in_order, report)
     return report
