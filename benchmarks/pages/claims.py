@@ -21,6 +21,8 @@ The commit is that of the sources which were measured. A file without numbers ma
 
 {files}
 """
+
+
 def claims(run):
     """The rows of a run that claim something and were measured; none if there are no such rows."""
     return [row for row in run.get("rows") or [] if isinstance(row, dict) and row.get("limit") is not None

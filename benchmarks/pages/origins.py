@@ -1,5 +1,5 @@
-"""Where measurements come from: the machine and the commit that a file of docs/results records, and the section of a page
-that says them of the files behind it."""
+"""Where measurements come from: the machine and the commit that a file of docs/results records, and the last section of a
+page, which names both for each of its files."""
 import os
 
 from result_page import read, table

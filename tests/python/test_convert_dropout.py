@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import palimpsest
 from palimpsest._convert import sources
-from test_convert_layers import assert_same_after
+from test_convert_layers import assert_all_close, assert_same_after
 from test_convert_readers import A_BYTES, MADE_AGAIN, Network, X, kept_bytes
 
 DROPOUTS = {"dropout": F.dropout, "one dimension": F.dropout1d, "two dimensions": F.dropout2d, "three dimensions": F.dropout3d}
@@ -119,8 +119,7 @@ def test_a_dropout_in_a_network_under_two_backward_passes():
         y = network(X)
         results.append([g for _ in range(2) for g in torch.autograd.grad(y.square().sum(), [network.last_of_8.weight, network.first.weight],
                                                                          retain_graph=True)])
-    for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert_all_close(results[1], results[0])
 
 
 WRITES = {  # `inplace` in its place among the arguments

@@ -20,6 +20,41 @@ def step(model, x, seed=1):
     return [y.detach(), x.grad, *(p.grad for p in model.parameters()), *(b.clone() for b in model.buffers())]
 
 
+def assert_all_close(got, want):
+    """Two lists of tensors, or of None, in f64."""
+    for a, b in zip(got, want, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def assert_same_gradients(model, original):
+    """Of two networks of the same parameters, each of which has made a backward pass."""
+    for (name, p), q in zip(original.named_parameters(), model.named_parameters(), strict=True):
+        assert name == q[0]
+        assert_all_close([q[1].grad], [p.grad])
+
+
+def assert_same_under_hooks(make, x, want, is_compiled=True):
+    """A step of the network that make() returns is `want`, of step(), under checkpoints, hooks and compilation."""
+    def on_hooks(network, x):
+        with torch.autograd.graph.save_on_cpu():
+            return network(x)
+
+    calls = [palimpsest.checkpoint, lambda network, x: torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False), on_hooks]
+    if is_compiled:
+        torch._dynamo.reset()
+        calls.append(lambda network, x: torch.compile(network, fullgraph=True, backend="aot_eager")(x))
+    for call in calls:
+        network = make()
+        torch.manual_seed(1)
+        leaf = x.clone().requires_grad_()
+        y = call(network, leaf)
+        y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
+        got = [y, leaf.grad, *(p.grad for p in network.parameters())]
+        assert_all_close(got, want[:len(got)])
+
+
 def assert_same_after(model, x, change=lambda model: None):
     """Steps before and after a change of the network are those of the network that is not converted."""
     converted, report = palimpsest.convert(copy.deepcopy(model))

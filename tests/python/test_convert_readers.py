@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import palimpsest
 from palimpsest._convert import sources
-from test_convert_layers import assert_same_after, step
+from test_convert_layers import assert_all_close, assert_same_after, assert_same_gradients, assert_same_under_hooks, step
 
 X = torch.randn(2, 4, 8, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
 
@@ -197,8 +197,7 @@ def test_two_backward_passes_and_a_part_of_the_graph():
         grads.append(torch.autograd.grad(y.square().sum(), [network.last.weight], retain_graph=True))
         grads.append(torch.autograd.grad(y.sum(), list(network.parameters()), allow_unused=True))
         results.append([g for some in grads for g in some if g is not None])
-    for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert_all_close(results[1], results[0])
 
 
 def test_several_readers_have_it_made_once(monkeypatch):
@@ -234,26 +233,12 @@ def test_checkpoints_hooks_and_compilation(name):
     converted, _ = palimpsest.convert(copy.deepcopy(model))
     want = step(model, X)
 
-    def assert_same(call):
+    def make():
         network = copy.deepcopy(converted)
         network.load_state_dict(Network(MADE_AGAIN[name], nn.SiLU).state_dict())
-        torch.manual_seed(1)
-        x = X.clone().requires_grad_()
-        y = call(network, x)
-        y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
-        for got, expected in zip([y, x.grad, *(p.grad for p in network.parameters())], want):
-            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+        return network
 
-    assert_same(palimpsest.checkpoint)
-    assert_same(lambda network, x: torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False))
-
-    def on_hooks(network, x):
-        with torch.autograd.graph.save_on_cpu():
-            return network(x)
-
-    assert_same(on_hooks)
-    torch._dynamo.reset()
-    assert_same(lambda network, x: torch.compile(network, fullgraph=True, backend="aot_eager")(x))
+    assert_same_under_hooks(make, X, want)
 
 
 @pytest.mark.parametrize("frozen", [["first", "norm1"], ["last"], ["second", "norm2"], ["first", "norm1", "second", "norm2"]])
@@ -264,10 +249,7 @@ def test_frozen_parts(frozen):
     converted, _ = palimpsest.convert(copy.deepcopy(model))
     for network in (model, converted):
         network(X).square().sum().backward()
-    for (name, p), q in zip(model.named_parameters(), converted.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        if p.grad is not None:
-            torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-10)
+    assert_same_gradients(converted, model)
 
 
 @pytest.mark.parametrize("name", ["concatenation", "bilinear", "transposed convolution", "pooling of stride 1", "nn.Dropout"])
@@ -394,8 +376,7 @@ def test_a_concatenation_that_is_returned_has_its_gradient_and_may_be_written_ov
             with torch.no_grad():
                 returned.zero_()
         results[-1] += torch.autograd.grad(y.square().sum(), list(network.parameters()))
-    for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert_all_close(results[1], results[0])
 
 
 def test_an_input_that_the_caller_writes_over_and_one_of_inference_mode():
@@ -418,8 +399,7 @@ def test_an_input_that_the_caller_writes_over_and_one_of_inference_mode():
         e.zero_()
         results.append(torch.autograd.grad(y, list(network.parameters()))
                        + torch.autograd.grad(network(X, of_inference), list(network.parameters())))
-    for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert_all_close(results[1], results[0])
 
 
 @pytest.mark.parametrize("make_smaller", [lambda u: F.interpolate(u, scale_factor=0.25), lambda u: F.pad(u, (-3, -3, -3, -3)),

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import palimpsest
 from palimpsest._convert import again, sources
-from test_convert_layers import assert_same_after, step
+from test_convert_layers import assert_all_close, assert_same_after, assert_same_gradients, assert_same_under_hooks, step
 from test_convert_readers import kept_bytes
 
 X = torch.randn(2, 8, 8, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
@@ -189,8 +189,7 @@ def test_a_bias_may_change_before_backward():
             network_.group.bias.add_(1)
         y.square().sum().backward()
         results.append([p.grad for p in network_.parameters() if p.grad is not None])
-    for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert_all_close(results[1], results[0])
 
 
 def test_the_report_says_what_keeps_as_much_as_before():
@@ -392,27 +391,8 @@ def test_checkpoints_hooks_and_compilation(name):
     converted, _ = palimpsest.convert(copy.deepcopy(model))
     want = step(model, X)
 
-    def assert_same(call):
-        network_ = copy.deepcopy(converted)
-        torch.manual_seed(1)
-        x = X.clone().requires_grad_()
-        y = call(network_, x)
-        y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
-        for got, expected in zip([y, x.grad, *(p.grad for p in network_.parameters())], want):
-            assert (got is None) == (expected is None)
-            if got is not None:
-                torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
-
-    def on_hooks(network_, x):
-        with torch.autograd.graph.save_on_cpu():
-            return network_(x)
-
-    assert_same(palimpsest.checkpoint)
-    assert_same(lambda network_, x: torch.utils.checkpoint.checkpoint(network_, x, use_reentrant=False))
-    assert_same(on_hooks)
-    if name != "transformer":  # the dropout of a compiled network draws other numbers
-        torch._dynamo.reset()
-        assert_same(lambda network_, x: torch.compile(network_, fullgraph=True, backend="aot_eager")(x))
+    # The dropout of a compiled network draws other numbers.
+    assert_same_under_hooks(lambda: copy.deepcopy(converted), X, want, is_compiled=name != "transformer")
 
 
 @pytest.mark.parametrize("frozen", [["first"], ["group"], ["second"], ["first", "group"], ["first", "second"]])
@@ -424,19 +404,15 @@ def test_frozen_parts(frozen, act):
     converted, _ = palimpsest.convert(copy.deepcopy(model))
     for network_ in (model, converted):
         network_(X).square().sum().backward()
-    for (name, p), q in zip(model.named_parameters(), converted.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        if p.grad is not None:
-            torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-10)
+    assert_same_gradients(converted, model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["convnext", "transformer", "decoder", "an instance norm", "an InstanceNorm in place",
                                   "an InstanceNorm and SiLU"])
 def test_autocast(name, dtype):
-    """The same bits, as the same functions run on the same values."""
     model = Forward(FORWARDS[name][0]).float()
-    converted, _ = palimpsest.convert(copy.deepcopy(model), strategy="auto")
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
     results, kept = [], []
     for network_ in (model, converted):
         torch.manual_seed(1)
@@ -517,8 +493,7 @@ def test_two_backward_passes_and_a_part_of_the_graph(act, norm):
         grads.append(torch.autograd.grad(y.square().sum(), [network_[3].weight], retain_graph=True))
         grads.append(torch.autograd.grad(y.sum(), weights))
         results.append([g for some in grads for g in some])
-    for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert_all_close(results[1], results[0])
 
 
 def test_a_normalization_runs_twice_and_an_activation_too(monkeypatch):

@@ -10,7 +10,9 @@
     rewrite.py   a graph with fused layers in place of the network's own
     readers.py   what reads a layer's result: convolutions, concatenations, poolings
     sources.py   what backward makes again in place of having it saved
-    runtime.py   what the rewritten graph calls
+    out_of_place.py  activations in place whose input is made again
+    runtime.py   what the rewritten graph calls: fused layers
+    again.py     what it calls for values that backward makes again
     watch.py     what a rewritten graph depends on
     region.py    a module that runs its rewritten graph
     proof.py     compares a converted network with the original

@@ -9,6 +9,7 @@ from palimpsest._convert import layers, runtime, sources
 
 _LEAST_SAVED = 0.25  # the share of a concatenation that must be kept anyway, so that the rest is worth a copy in backward
 _MOST_COPIED = 0.05  # the share of a normalization's input that its weight or bias may have, so that a copy of it is kept
+REPEATING_MODES = ("reflect", "replicate")  #: of paddings that repeat values of their input
 
 
 def average_pool(x, *arguments, **keywords):
@@ -21,8 +22,9 @@ def adaptive_average_pool(x, *arguments, **keywords):
 
 def padded(x, pad, mode="constant", value=None):
     """F.pad. Backward reads the size alone of an input that is reflected or repeated."""
-    function = sources.reading_sizes if mode in ("reflect", "replicate") else lambda function, *rest: function(*rest)
-    return function(F.pad, x, pad, mode, value)
+    if mode in REPEATING_MODES:
+        return sources.reading_sizes(F.pad, x, pad, mode, value)
+    return F.pad(x, pad, mode, value)
 
 
 def dropout(x, p=0.5, *arguments, **keywords):
@@ -110,15 +112,13 @@ def _layer_normalized(source, x, *arguments, **keywords):
 _NORMALIZATIONS = {"group_norm": _group_normalized, "layer_norm": _layer_normalized, "instance_norm": _instance_normalized}
 
 
-def _activated_in_place(y, activation, param):
-    return getattr(F, activation)(y, *([param] if activation in ("leaky_relu", "elu") else []), inplace=True)
-
-
 def activated(source, y, activation, param, in_place=False):
     """(act(y), its source), which saves y's source or that of the result, in place of either. in_place: the original writes
     over y, which nobody else reads."""
     if source is None or not sources.hooks_are_free() or not y.requires_grad:
-        return _activated_in_place(y, activation, param) if in_place else functional.activate(y, activation, param), None
+        if in_place:
+            return getattr(F, activation)(y, *layers.arguments_behind(activation, param), inplace=True), None
+        return functional.activate(y, activation, param), None
     of_z = sources.Source([source], lambda parts: functional.activate(parts[0](), activation, param))
     of_result = of_z if activation in layers.SAVED_BY_AUTOGRAD else None
     z = sources.read(source, y, functional.activate, y, activation, param, source_of_result=of_result)
@@ -153,7 +153,7 @@ def by_function(source, name, x, *arguments, **keywords):
     return _made_again(_FUNCTIONS[name], source, x, *arguments, **keywords)
 
 
-#: paddings that repeat values of their input
+#: modules of these paddings
 PADDINGS = (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d,
             nn.ReplicationPad3d)
 #: functions that backward can run again at little cost, and the names for by_function()

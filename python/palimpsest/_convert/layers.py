@@ -56,7 +56,6 @@ _METHODS_SAVE_NO_INPUT = {"add", "add_", "sub", "mean", "sum", "flatten", "view"
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _MODULES_SAVE_NO_INPUT = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, *DROPOUTS, nn.Flatten, nn.Upsample, nn.Identity)
 
-
 #: the forwards of torch's classes, which somebody may replace
 _FORWARDS = {kind: kind.forward for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)}
 
@@ -85,15 +84,20 @@ def is_norm(module):
 NORMS_OF_SAMPLES = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
+def _moves_no_statistics(module):
+    return getattr(module, "running_mean", None) is None
+
+
 def is_norm_of_samples(module):
     """A normalization of torch's over each sample, which moves no statistics."""
-    return type(module) in NORMS_OF_SAMPLES and getattr(module, "running_mean", None) is None
+    return type(module) in NORMS_OF_SAMPLES and _moves_no_statistics(module)
 
 
 def normalizes_samples(node, modules):
     """Whether a node calls such a normalization, as a module that nobody listens to or as a function."""
     if node.op == "call_module":
-        return is_norm_of_samples(modules[node.target]) and not has_hooks(modules[node.target]) and len(node.args) == 1 and not node.kwargs
+        module = modules[node.target]
+        return is_norm_of_samples(module) and not has_hooks(module) and len(node.args) == 1 and not node.kwargs
     return node.op == "call_function" and node.target in (F.group_norm, F.layer_norm, F.instance_norm) and bool(node.args) \
         and isinstance(node.args[0], torch.fx.Node) and not _moves_statistics(node)
 
@@ -113,10 +117,27 @@ def module_of_norm(node, modules):
     return (path, modules[path]) if isinstance(modules.get(path), NORMS_OF_SAMPLES) else (None, None)
 
 
+def takes_norm_of_samples(node, modules, options):
+    """Whether a node normalizes samples, and the caller of convert() wants that layer converted."""
+    if not normalizes_samples(node, modules):
+        return False
+    path, module = module_of_norm(node, modules)
+    return module is None or options.accepts(module, path)
+
+
 def keeps_output(module):
     """A layer of ours that is in place already: backward starts from its result."""
     return isinstance(module, BatchNormAct) and module.strategy != "standard" and functional.saved_by(
         functional.resolve_strategy(module.strategy, module.activation), module.activation).startswith("output")
+
+
+#: activations whose function in torch has an argument `inplace`
+HAVE_INPLACE = ("leaky_relu", "elu", "relu", "relu6", "silu", "hardswish", "mish")
+
+
+def arguments_behind(name, param):
+    """The arguments of torch's function of an activation behind its input."""
+    return (param,) if name in ("leaky_relu", "elu") else ()
 
 
 # Activations whose result autograd saves: nobody may write over it.
@@ -219,7 +240,7 @@ def _is_dense_layer(layer, first):
 
 def may_be_converted(module):
     """Whether convert() may change what a layer saves, so that the caller may choose it."""
-    is_of_samples = isinstance(module, NORMS_OF_SAMPLES) and getattr(module, "running_mean", None) is None
+    is_of_samples = isinstance(module, NORMS_OF_SAMPLES) and _moves_no_statistics(module)
     return is_norm(module) or is_of_samples or is_max_pool(module) or is_dense_block(module)
 
 

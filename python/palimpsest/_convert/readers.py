@@ -19,8 +19,8 @@ _METHODS = ("permute", "transpose", "swapaxes", "view", "reshape", "flatten", "u
             "unsqueeze")
 _RESHAPING = {torch.permute: "permute", torch.transpose: "transpose", torch.swapaxes: "swapaxes", torch.reshape: "reshape",
               torch.flatten: "flatten", torch.roll: "roll", torch.squeeze: "squeeze", torch.unsqueeze: "unsqueeze"}
-_RETURN_SOURCE = (runtime.norm_act_shared, runtime.instance_norm_act_shared, runtime.product_shared, again.concatenated, again.activated, again.by_function,
-                  again.by_module, again.reshaped)
+_RETURN_SOURCE = (runtime.norm_act_shared, runtime.instance_norm_act_shared, runtime.product_shared, again.concatenated,
+                  again.activated, again.by_function, again.by_module, again.reshaped)
 _WEIGHTED_FUNCTIONS = {F.conv1d: "conv1d", F.conv2d: "conv2d", F.conv3d: "conv3d", F.linear: "linear"}
 # Functions and modules that save less by other means, and what takes their place.
 _LEAN = {F.avg_pool2d: again.average_pool, F.adaptive_avg_pool2d: again.adaptive_average_pool, F.pad: again.padded,
@@ -95,19 +95,21 @@ class Readers(Editor):
 
     def _normalizes(self, node):
         """Whether a node is a normalization of samples that may save the source of its input."""
-        if not self.options.is_auto or not layers.normalizes_samples(node, self.modules):
-            return False
-        path, module = layers.module_of_norm(node, self.modules)
-        return module is None or self.options.accepts(module, path)
+        return self.options.is_auto and layers.takes_norm_of_samples(node, self.modules, self.options)
 
     def _saves_result(self, node):
+        """Whether a node is an activation of which autograd saves the result."""
         known = self._activation(node)
         return known is not None and known[0] in layers.SAVED_BY_AUTOGRAD
 
+    def _saves_what_it_activates(self, node):
+        """Whether a node is an activation of which autograd saves the input."""
+        return self._activation(node) is not None and not self._saves_result(node)
+
     def _activates_source(self, node):
         """Whether a node is an activation that can save the source of its input, or that of its result."""
-        return self.options.is_auto and self._activation(node) is not None \
-            and (not self._saves_result(node) or self._has_lean_readers(node))
+        return self.options.is_auto and (self._saves_what_it_activates(node)
+                                         or (self._saves_result(node) and self._has_lean_readers(node)))
 
     def _saves(self, reader, value):
         is_weight = (_is_weighted_function(reader) or self._normalizes(reader)) and reader.args[0] is not value
@@ -141,10 +143,10 @@ class Readers(Editor):
     def _surely_saves(self, node):
         """Whether a node saves what it reads. layers.saves_input() says whether it may."""
         module = self._called(node)
-        return layers.is_torchs_convolution(module) or self.is_weighted(node) or layers.is_norm(module) or \
-            (node.op == "call_function" and (node.target is runtime.convolution or node.target in _WEIGHTED_FUNCTIONS)) or \
-            (self._normalizes(node) and self._activation_of_instances(node) is None) or (self._activation(node) is not None and not self._saves_result(node)) or \
-            node.meta.get("keeps_part", False)
+        is_function = node.op == "call_function" and (node.target is runtime.convolution or node.target in _WEIGHTED_FUNCTIONS)
+        runs_again = self._normalizes(node) and self._activation_of_instances(node) is None
+        return layers.is_torchs_convolution(module) or self.is_weighted(node) or layers.is_norm(module) or is_function \
+            or runs_again or self._saves_what_it_activates(node) or node.meta.get("keeps_part", False)
 
     def _may_be_kept(self, part):
         """Whether a part may be held for backward: nobody writes over it, and it is no view of something larger."""
@@ -159,8 +161,8 @@ class Readers(Editor):
 
     def _keeps_part(self, node):
         """Whether a node that is made again keeps what it is made from itself."""
-        is_activation = self._activation(node) is not None
-        return self._normalizes(node) or (is_activation and (not self._saves_result(node) or self._has_source(node.args[0])))
+        return self._normalizes(node) or self._saves_what_it_activates(node) \
+            or (self._saves_result(node) and self._has_source(node.args[0]))
 
     # ---- Nodes
 
@@ -227,8 +229,9 @@ class Readers(Editor):
     def _described(self, node):
         """The line of the report about a normalization of samples; None for other nodes."""
         if not layers.normalizes_samples(node, self.modules):
-            is_listened = node.op == "call_module" and layers.is_norm_of_samples(self.modules[node.target])
-            return Layer(node.target, type(self.modules[node.target]).__name__, False, "hooks listen to its calls") if is_listened else None
+            called = self.modules[node.target] if node.op == "call_module" else None
+            is_listened = layers.is_norm_of_samples(called)
+            return Layer(node.target, type(called).__name__, False, "hooks listen to its calls") if is_listened else None
         path, module = layers.module_of_norm(node, self.modules)
         name, kind = (str(node), node.target.__name__) if module is None else (path, type(module).__name__)
         if self.is_made_again(node):
@@ -330,7 +333,7 @@ def _mode_of_padding(node):
 
 def _repeats(node):
     """Whether a node is a padding that reflects or repeats values."""
-    return node.target is F.pad and _mode_of_padding(node) in ("reflect", "replicate")
+    return node.target is F.pad and _mode_of_padding(node) in again.REPEATING_MODES
 
 
 def _is_one(stride):

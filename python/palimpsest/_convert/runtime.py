@@ -213,10 +213,12 @@ def norm_act_shared(norm, x, activation, param, consume):
     group = _group(norm)
     if not sources.hooks_are_free() or _is_empty(x, group):
         return norm_act(norm, x, activation, param, "pre_activation", consume), None
-    return _recomputable(_ops.abn_recomputable_ if consume else _ops.abn_recomputable, x, _settings(norm, x), activation, param, group)
+    op = _ops.abn_recomputable_ if consume else _ops.abn_recomputable
+    return _recomputable(op, x, _settings(norm, x), activation, param, group)
 
 
 def _recomputable(op, x, settings, activation, param, group):
+    """(z, source) by an operator that returns z, what it saved, and the statistics."""
     z, saved, mean, inv_std = op(x, *settings, activation, param, group)
     if saved.numel() == 0:
         return z, None
@@ -256,8 +258,7 @@ def instance_norm_act_shared(norm, x, activation, param):
         return functional.activate(norm(x), activation, param), None
     flat, settings = _as_one_image(norm, x)
     z, source = _recomputable(_ops.abn_recomputable, flat, settings, activation, param, "")
-    shape = x.shape
-    return z.view(shape), source and sources.Source([source], lambda parts: parts[0]().view(shape))
+    return z.view(x.shape), source and sources.of_shape(source, x.shape)
 
 
 def source_of(y, activation, param):

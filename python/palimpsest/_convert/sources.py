@@ -111,7 +111,7 @@ def read(source, z, function, *arguments, source_of_result=None, may_widen=False
             saved = source
         elif place[:2] == whole[:2]:
             if t.numel() == count and t.is_contiguous():  # a linear layer's, of one dimension for all samples
-                saved = _of_view(source, t.shape)
+                saved = of_shape(source, t.shape)
         elif source_of_result is not None and t.shape == shape and t.dtype == whole[1]:
             saved = source_of_result
         elif may_widen and t.shape == shape and t.dtype == torch.float32:
@@ -129,12 +129,14 @@ def _place_of(t):
     return t.data_ptr(), t.dtype, t.shape, t.stride()
 
 
-def _of_view(source, shape):
+def of_shape(source, shape):
+    """The source of the same values in another shape."""
     return Source([source], lambda parts: parts[0]().reshape(shape))
 
 
 def reading_sizes(function, x, *arguments, **keywords):
-    """function(x, ...), an average pooling: of what autograd saves, its backward reads sizes alone, so that no value is kept."""
+    """function(x, ...), an average pooling or a padding: of what autograd saves, its backward reads sizes alone, so that no value
+    is kept."""
     if not hooks_are_free() or x.device.type not in ("cpu", "cuda"):
         return function(x, *arguments, **keywords)
     with torch.autograd.graph.saved_tensors_hooks(_layout_of, lambda layout: torch.empty_strided(**layout)):
