@@ -15,6 +15,7 @@ import typing
 
 import panels
 import result_page
+from support import commit, processor_name
 
 POINTS = 60
 SEEDS = (1, 2, 3)
@@ -97,8 +98,7 @@ def save(path, runs):
 
 def train_one(results, build, name):
     """Runs the settings and seeds of a program that its JSON file lacks. Returns whether every run succeeded."""
-    import support  # of benchmarks/, which only a training needs
-    origin = {"processor": support.processor_name(), "commit": support.commit()}
+    origin = {"processor": processor_name(), "commit": commit()}
     path = path_of(results, name)
     known = json.loads(path.read_text())["runs"] if path.exists() else []
     runs, succeeded = {(one["setting"], one["seed"]): one for one in known}, True

@@ -14,6 +14,7 @@ def tree(tmp_path):
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/run_benchmarks", tmp_path / "scripts")
     shutil.copytree(ROOT / "benchmarks/pages", tmp_path / "benchmarks/pages")
+    shutil.copy(ROOT / "benchmarks/support.py", tmp_path / "benchmarks")
     shutil.copytree(ROOT / "docs/results", tmp_path / "results")
     program(tmp_path / "build/bench_first", 0)
     program(tmp_path / "build/bench_second", 0)
