@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import palimpsest
 from test_convert import X, Forward, assert_same, convert_copy
+from test_convert_layers import assert_same_after
 
 
 class _WritesItsInput(nn.Module):
@@ -335,3 +336,25 @@ def test_statistics_are_moved_before_others_read_them(kind):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
     for got, want in zip(converted.buffers(), model.buffers()):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+WRITES = {  # `inplace` in its place among the arguments
+    "leaky_relu": lambda t: F.leaky_relu(t, 0.2, True),
+    "elu": lambda t: F.elu(t, 1.0, True),
+    "celu": lambda t: F.celu(t, 1.0, True),
+    "hardtanh": lambda t: F.hardtanh(t, -0.5, 0.5, True),
+    "threshold": lambda t: F.threshold(t, 0.1, 0.2, True),
+    "dropout": lambda t: F.dropout(t, 0.5, True, True),
+    "dropout2d": lambda t: F.dropout2d(t, 0.5, True, True),
+    "rrelu": lambda t: F.rrelu(t, 0.1, 0.3, False, True),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_function_in_place_is_seen_by_the_place_of_its_argument(name):
+    def forward(m, x):
+        t = m.bn1(m.conv1(x))
+        z = WRITES[name](t)
+        return m.conv2(F.silu(t)) + m.conv2(z)  # t is z
+
+    assert_same_after(Forward(forward), X)

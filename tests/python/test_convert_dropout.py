@@ -120,27 +120,3 @@ def test_a_dropout_in_a_network_under_two_backward_passes():
         results.append([g for _ in range(2) for g in torch.autograd.grad(y.square().sum(), [network.last_of_8.weight, network.first.weight],
                                                                          retain_graph=True)])
     assert_all_close(results[1], results[0])
-
-
-WRITES = {  # `inplace` in its place among the arguments
-    "leaky_relu": lambda t: F.leaky_relu(t, 0.2, True),
-    "elu": lambda t: F.elu(t, 1.0, True),
-    "celu": lambda t: F.celu(t, 1.0, True),
-    "hardtanh": lambda t: F.hardtanh(t, -0.5, 0.5, True),
-    "threshold": lambda t: F.threshold(t, 0.1, 0.2, True),
-    "dropout": lambda t: F.dropout(t, 0.5, True, True),
-    "dropout2d": lambda t: F.dropout2d(t, 0.5, True, True),
-    "rrelu": lambda t: F.rrelu(t, 0.1, 0.3, False, True),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_a_function_in_place_is_seen_by_the_place_of_its_argument(name):
-    def forward(m, a, b):
-        t = m.norm3(m.first(X))
-        z = WRITES[name](t)
-        return m.last_of_8(F.silu(t)) + m.last_of_8(z)  # t is z
-
-    model = Network(forward)
-    model.norm3 = nn.BatchNorm2d(8).double()
-    assert_same_after(model, X)

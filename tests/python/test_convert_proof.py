@@ -12,7 +12,7 @@ from torch import nn
 
 import palimpsest
 from networks import NETWORKS, from_package
-from palimpsest._convert import proof, region, rewrite, runtime
+from palimpsest._convert import proof, region, runtime, writer
 from test_convert import X, Forward, assert_same, conv_bn, small
 
 
@@ -447,8 +447,8 @@ def test_a_part_whose_other_model_is_gone():
 
 def test_a_wrong_gradient_of_a_feature_is_found(monkeypatch):
     """As of a feature that the network returns, and that nothing of its loss reads."""
-    right = rewrite._Writer._deferred
-    monkeypatch.setattr(rewrite._Writer, "_deferred", lambda self, *arguments: right(self, *arguments[:4]))
+    right = writer.Writer._deferred
+    monkeypatch.setattr(writer.Writer, "_deferred", lambda self, *arguments: right(self, *arguments[:4]))
 
     def forward(m, x):
         h = m.conv1(x)

@@ -7,7 +7,10 @@
     formulas.py  activations that a forward writes out
     custom_activations.py  activations that the caller names
     editor.py    changes of a graph that every part of the rewriting makes
-    rewrite.py   a graph with fused layers in place of the network's own
+    options.py   what the caller asked for
+    norms.py     the batch normalizations of a graph, with the sum and the activation behind them
+    writer.py    fused layers in their place
+    rewrite.py   the whole rewriting of a graph, in its order
     readers.py   what reads a layer's result: convolutions, concatenations, poolings
     sources.py   what backward makes again in place of having it saved
     out_of_place.py  activations in place whose input is made again

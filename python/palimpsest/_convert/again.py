@@ -117,7 +117,7 @@ def activated(source, y, activation, param, in_place=False):
     over y, which nobody else reads."""
     if source is None or not sources.hooks_are_free() or not y.requires_grad:
         if in_place:
-            return getattr(F, activation)(y, *layers.arguments_behind(activation, param), inplace=True), None
+            return layers.FUNCTIONS[activation][0](y, *layers.arguments_behind(activation, param), inplace=True), None
         return functional.activate(y, activation, param), None
     of_z = sources.Source([source], lambda parts: functional.activate(parts[0](), activation, param))
     of_result = of_z if activation in layers.SAVED_BY_AUTOGRAD else None
@@ -168,7 +168,7 @@ def by_module(source, module, x):
         return _group_normalized(source, x, module.num_groups, module.weight, module.bias, module.eps)
     if isinstance(module, nn.LayerNorm):
         return _layer_normalized(source, x, module.normalized_shape, module.weight, module.bias, module.eps)
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+    if layers.is_instance_norm(module):
         if module.running_mean is not None or x.dim() == module._get_no_batch_dim():
             return module(x), None
         return _instance_normalized(source, x, None, None, module.weight, module.bias, True, 0.0, module.eps, module=module)

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from palimpsest import functional
 from palimpsest._convert import custom_activations, layers, proof, region, tracing
+from palimpsest._convert.options import strategy_names
 from palimpsest._convert.report import Layer, Report
-from palimpsest._convert.rewrite import THE_REST, strategy_names
+from palimpsest._convert.rewrite import THE_REST
 from palimpsest.nn import BatchNormAct
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -3,15 +3,9 @@ import copy
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from palimpsest._convert import layers, proof, tracing
 
-# Name to torch's function, which all of the rewriting knows, and the keyword of its parameter.
-_FUNCTIONS = {"relu": (F.relu, None), "leaky_relu": (F.leaky_relu, "negative_slope"), "elu": (F.elu, "alpha"),
-              "relu6": (F.relu6, None), "gelu": (F.gelu, None), "gelu_tanh": (F.gelu, None), "silu": (F.silu, None),
-              "hardswish": (F.hardswish, None), "mish": (F.mish, None), "sigmoid": (torch.sigmoid, None), "tanh": (torch.tanh, None),
-              "softplus": (F.softplus, None)}
 # By how much a value or a derivative may differ. In f64, too, some modules compute in f32.
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
@@ -29,9 +23,9 @@ def checked(activations, model):
         name, param = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise ValueError(f"convert: a key of activations must be a class of modules, got {kind!r}")
-        if not isinstance(name, str) or name not in _FUNCTIONS:
-            raise ValueError(f"convert: activations[{kind.__name__}] must be one of {', '.join(_FUNCTIONS)}, got {name!r}")
-        if param is not None and (_FUNCTIONS[name][1] is None or layers.checked(name, param) is None):
+        if not isinstance(name, str) or name not in layers.FUNCTIONS:
+            raise ValueError(f"convert: activations[{kind.__name__}] must be one of {', '.join(layers.FUNCTIONS)}, got {name!r}")
+        if param is not None and (layers.FUNCTIONS[name][1] is None or layers.checked(name, param) is None):
             raise ValueError(f"convert: activations[{kind.__name__}]: {name} takes no parameter {param!r}")
         modules = [(path, m) for path, m in model.named_modules() if type(m) is kind]
         if not modules:
@@ -93,11 +87,11 @@ def _device_of(module):
 def _arguments(name, param):
     if name == "gelu_tanh":
         return {"approximate": "tanh"}
-    return {} if param is None else {_FUNCTIONS[name][1]: param}
+    return {} if param is None else {layers.FUNCTIONS[name][1]: param}
 
 
 def _call(x, name, param):
-    return _FUNCTIONS[name][0](x, **_arguments(name, param))
+    return layers.FUNCTIONS[name][0](x, **_arguments(name, param))
 
 
 def modules_of(module, activations):
@@ -123,6 +117,6 @@ def put_functions(graph, modules, activations):
             same[module] = _problem(module, name, param) is None
         if same[module]:
             with graph.inserting_before(node):
-                new = graph.call_function(_FUNCTIONS[name][0], node.args, _arguments(name, param))
+                new = graph.call_function(layers.FUNCTIONS[name][0], node.args, _arguments(name, param))
             node.replace_all_uses_with(new)
             graph.erase_node(node)

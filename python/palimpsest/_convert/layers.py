@@ -93,6 +93,10 @@ def is_norm_of_samples(module):
     return type(module) in NORMS_OF_SAMPLES and _moves_no_statistics(module)
 
 
+def is_instance_norm(module):
+    return isinstance(module, nn.modules.instancenorm._InstanceNorm)
+
+
 def normalizes_samples(node, modules):
     """Whether a node calls such a normalization, as a module that nobody listens to or as a function."""
     if node.op == "call_module":
@@ -131,13 +135,18 @@ def keeps_output(module):
         functional.resolve_strategy(module.strategy, module.activation), module.activation).startswith("output")
 
 
+#: name to torch's function of an activation, and the keyword of its parameter
+FUNCTIONS = {"relu": (F.relu, None), "leaky_relu": (F.leaky_relu, "negative_slope"), "elu": (F.elu, "alpha"),
+             "relu6": (F.relu6, None), "gelu": (F.gelu, None), "gelu_tanh": (F.gelu, None), "silu": (F.silu, None),
+             "hardswish": (F.hardswish, None), "mish": (F.mish, None), "sigmoid": (torch.sigmoid, None),
+             "tanh": (torch.tanh, None), "softplus": (F.softplus, None)}
 #: activations whose function in torch has an argument `inplace`
 HAVE_INPLACE = ("leaky_relu", "elu", "relu", "relu6", "silu", "hardswish", "mish")
 
 
 def arguments_behind(name, param):
     """The arguments of torch's function of an activation behind its input."""
-    return (param,) if name in ("leaky_relu", "elu") else ()
+    return (param,) if FUNCTIONS[name][1] else ()
 
 
 # Activations whose result autograd saves: nobody may write over it.

@@ -1,11 +1,10 @@
 """Activations that a network computes in place, where backward makes their input again: they need not be in place."""
 import torch
-from torch.nn import functional as F
 
 from palimpsest._convert import layers
 from palimpsest._convert.aliases import writes_over
 
-_FUNCTIONS = {name: getattr(F, name) for name in layers.HAVE_INPLACE}
+_FUNCTIONS = {name: layers.FUNCTIONS[name][0] for name in layers.HAVE_INPLACE}
 
 
 def put(graph, modules, options):

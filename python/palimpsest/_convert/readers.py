@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from palimpsest import functional
 from palimpsest._convert import again, layers, out_of_place, runtime, sources
 from palimpsest._convert.aliases import writes_over
 from palimpsest._convert.editor import Editor
@@ -83,9 +82,9 @@ class Readers(Editor):
 
     def _reads_source(self, node):
         return self.convolution(node) is not None or self.is_weighted(node) or _is_weighted_function(node) \
-            or self._activates_source(node) or self._normalizes(node) or self.is_made_again(node)
+            or self._activates_source(node) or self.normalizes(node) or self.is_made_again(node)
 
-    def _activation(self, node):
+    def activation(self, node):
         """(name, parameter) of an activation that a node applies, and not in place, or None."""
         known = layers.activation_of(node, self.modules)
         if known is None or not node.args or not isinstance(node.args[0], torch.fx.Node) \
@@ -93,18 +92,18 @@ class Readers(Editor):
             return None
         return None if node.op == "call_module" and layers.has_hooks(self.modules[node.target]) else known
 
-    def _normalizes(self, node):
+    def normalizes(self, node):
         """Whether a node is a normalization of samples that may save the source of its input."""
         return self.options.is_auto and layers.takes_norm_of_samples(node, self.modules, self.options)
 
     def _saves_result(self, node):
         """Whether a node is an activation of which autograd saves the result."""
-        known = self._activation(node)
+        known = self.activation(node)
         return known is not None and known[0] in layers.SAVED_BY_AUTOGRAD
 
     def _saves_what_it_activates(self, node):
         """Whether a node is an activation of which autograd saves the input."""
-        return self._activation(node) is not None and not self._saves_result(node)
+        return self.activation(node) is not None and not self._saves_result(node)
 
     def _activates_source(self, node):
         """Whether a node is an activation that can save the source of its input, or that of its result."""
@@ -112,7 +111,7 @@ class Readers(Editor):
                                          or (self._saves_result(node) and self._has_lean_readers(node)))
 
     def _saves(self, reader, value):
-        is_weight = (_is_weighted_function(reader) or self._normalizes(reader)) and reader.args[0] is not value
+        is_weight = (_is_weighted_function(reader) or self.normalizes(reader)) and reader.args[0] is not value
         return (is_weight or not self._reads_source(reader)) and layers.saves_input(reader, value, self.modules)
 
     def _parts(self, node):
@@ -120,13 +119,13 @@ class Readers(Editor):
         if (concatenation := layers.concatenated(node)) is not None:
             return concatenation[0]
         if layers.normalizes_samples(node, self.modules):
-            return [node.args[0]] if self._normalizes(node) else []
+            return [node.args[0]] if self.normalizes(node) else []
         if node.op == "call_function" and node.target in again.NAMES:
             is_known = node.args and isinstance(node.args[0], torch.fx.Node) and _is_light(node)
             return [node.args[0]] if is_known else []
         if node.op == "call_function" and node.target is runtime.max_pool:
             return [node.args[1]] if _is_one(self.modules[node.args[0].target].stride) else []
-        if self._activation(node) is not None or _reshapes(node):
+        if self.activation(node) is not None or _reshapes(node):
             return [node.args[0]]
         module = self._called(node)
         is_light = type(module) in _LIGHT_MODULES or (type(module) is nn.AvgPool2d and _is_one(module.stride)) \
@@ -144,9 +143,8 @@ class Readers(Editor):
         """Whether a node saves what it reads. layers.saves_input() says whether it may."""
         module = self._called(node)
         is_function = node.op == "call_function" and (node.target is runtime.convolution or node.target in _WEIGHTED_FUNCTIONS)
-        runs_again = self._normalizes(node) and self._activation_of_instances(node) is None
         return layers.is_torchs_convolution(module) or self.is_weighted(node) or layers.is_norm(module) or is_function \
-            or runs_again or self._saves_what_it_activates(node) or node.meta.get("keeps_part", False)
+            or self.normalizes(node) or self._saves_what_it_activates(node) or node.meta.get("keeps_part", False)
 
     def _may_be_kept(self, part):
         """Whether a part may be held for backward: nobody writes over it, and it is no view of something larger."""
@@ -161,7 +159,7 @@ class Readers(Editor):
 
     def _keeps_part(self, node):
         """Whether a node that is made again keeps what it is made from itself."""
-        return self._normalizes(node) or self._saves_what_it_activates(node) \
+        return self.normalizes(node) or self._saves_what_it_activates(node) \
             or (self._saves_result(node) and self._has_source(node.args[0]))
 
     # ---- Nodes
@@ -171,8 +169,6 @@ class Readers(Editor):
         Layer for each normalization of samples."""
         self._made_again.clear()  # the graph has changed since others asked
         self._lean.clear()
-        report = [self._put_instance_norm(node, activation) for node in list(self.graph.nodes)
-                  if (activation := self._activation_of_instances(node)) is not None]
         norms = []
         for node in list(self.graph.nodes):
             if (layer := self._described(node)) is not None:
@@ -191,7 +187,7 @@ class Readers(Editor):
                 if self._keeps_part(node) or \
                         (any(self._is_kept_anyway(p, node) for p in parts) and all(map(self._may_be_kept, parts))):
                     self._put_made_again(node, parts)
-            elif (self._activates_source(node) or self._normalizes(node)) and self._has_source(node.args[0]):
+            elif (self._activates_source(node) or self.normalizes(node)) and self._has_source(node.args[0]):
                 self._put_made_again(node, self._parts(node))
         if self.options.is_auto:
             self._put_lean()
@@ -202,29 +198,7 @@ class Readers(Editor):
         for layer, node in norms:
             if layer.converted and node not in read:
                 layer.how, layer.converted = "its result is saved all the same", False
-        return report + [layer for layer, _ in norms]
-
-    def _activation_of_instances(self, node):
-        """The activation behind an InstanceNorm that is one layer of ours with it, or None."""
-        module = self._called(node)
-        is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm) and self._normalizes(node)
-        if not is_instance_norm or len(node.users) != 1:
-            return None
-        reader = next(iter(node.users))
-        is_free = not self.aliases.is_changed(node) and not self.aliases.is_changed(reader) and not self.aliases.is_returned(reader)
-        return reader if is_free and self._activation(reader) is not None else None
-
-    def _put_instance_norm(self, norm, last):
-        (activation, param), reference = self._activation(last), self._module(norm, norm.target)
-        arguments = reference, norm.args[0], activation, param
-        if functional.resolve_strategy("auto", activation) == "inplace_2":
-            z, how = self._call(last, runtime.instance_norm_act, *arguments), "saves its output"
-            z.meta["kept"] = True
-        else:
-            z, how = self._with_source(last, runtime.instance_norm_act_shared, *arguments), "saves y, for its readers too"
-        self._replace(last, z)
-        self._erase(norm)
-        return Layer(norm.target, f"{type(self.modules[norm.target]).__name__} + {activation}", True, how)
+        return [layer for layer, _ in norms]
 
     def _described(self, node):
         """The line of the report about a normalization of samples; None for other nodes."""
@@ -237,7 +211,7 @@ class Readers(Editor):
         if self.is_made_again(node):
             return Layer(name, kind, True, "saves its input: its result is made again")
         why = "another strategy than 'auto' and 'store_y' is for batch normalizations" if not self.options.is_auto else \
-            "its result goes to others than convolutions and linear layers" if self._normalizes(node) else "not selected"
+            "its result goes to others than convolutions and linear layers" if self.normalizes(node) else "not selected"
         return Layer(name, kind, False, why)
 
     @staticmethod
@@ -284,7 +258,7 @@ class Readers(Editor):
 
     def _put_made_again(self, node, parts):
         made_from, keeps_part = [self._source(node, part) for part in parts], self._keeps_part(node)
-        if (known := self._activation(node)) is not None:
+        if (known := self.activation(node)) is not None:
             in_place = node.meta.get("was_in_place", False)
             new = self._with_source(node, again.activated, *made_from, *parts, *known, in_place)
         elif node.target is runtime.max_pool:

@@ -10,7 +10,8 @@ from torch.nn.modules import module as torchs_module
 from palimpsest import _checkpoint, functional
 from palimpsest._convert import custom_activations, tracing
 from palimpsest._convert import watch as watching
-from palimpsest._convert.rewrite import Options, rewrite
+from palimpsest._convert.options import Options
+from palimpsest._convert.rewrite import rewrite
 
 _MOST_PLANS = 16  # of one region: a plan takes the time of some steps to make, and a kilobyte per node of the graph
 _FEW_PLANS = 4    # with more, modules whose attributes keep changing are called: their attributes need no other plan
