@@ -72,6 +72,16 @@ struct PartOfChannels {
   void* part = nullptr;  ///< null: nothing is copied
 };
 
+/// x-hat of some channels, (N, count, S), contiguous in NCHW. The k-th is channel index[k], as choose_slots writes it
+/// (channel_slots.h); that of an unused slot is neither written nor read. Sweeps over planes write x-hat beside z, and
+/// backward reads it in place of the saved values of these channels, as for Saved::kNormalized. CPU functions only, for
+/// NCHW with S > 1 (else std::invalid_argument), where a channel is runs of memory; other functions ignore it.
+struct NormalizedChannels {
+  const int64_t* index = nullptr;
+  int64_t count = 0;
+  void* values = nullptr;  ///< null: no channels
+};
+
 /// The tensors of a forward pass.
 struct AbnForward {
   const void* x = nullptr;
@@ -85,7 +95,8 @@ struct AbnForward {
   double* mean = nullptr;
   double* var = nullptr;  ///< biased
   double* inv_std = nullptr;
-  PartOfChannels x_part = {};  ///< receives channels of x
+  PartOfChannels x_part = {};          ///< receives channels of x
+  NormalizedChannels normalized = {};  ///< abn_forward, abn_apply: written
 };
 
 /// Running statistics that a training step moves towards the batch's:
@@ -114,8 +125,9 @@ struct AbnBackward {
   void* z = nullptr;
   /// The statistics are constants (eval mode): dx = weight * inv_std * dy, and abn_backward_apply reads no sums.
   bool frozen_statistics = false;
-  PartOfChannels dz_part = {};  ///< abn_backward_reduce, abn_backward: receives channels of dz
-  PartOfChannels dx_part = {};  ///< abn_backward_apply: channels of dx receive it
+  PartOfChannels dz_part = {};         ///< abn_backward_reduce, abn_backward: receives channels of dz
+  PartOfChannels dx_part = {};         ///< abn_backward_apply: channels of dx receive it
+  NormalizedChannels normalized = {};  ///< only read
 };
 
 namespace cpu {

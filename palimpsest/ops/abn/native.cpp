@@ -186,15 +186,19 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   tensors.mean = result.mean.mutable_data_ptr<double>();
   tensors.inv_std = result.inv_std.mutable_data_ptr<double>();
 
-  // They are normalized by a pass of their own, also if they are all: z has the same bits whether channels are saved or
+  // They are normalized by sweeps of their own, also if they are all: z has the same bits whether channels are saved or
   // not.
   std::optional<ChannelView> part;
   if (channels.any()) {
     part.emplace(channels, call.problem);
-    if (const auto copied = part->copied_by_pass(channels.values))
+    if (const auto written = part->in_pass(channels.values)) {
+      tensors.normalized = *written;
+      part.reset();
+    } else if (const auto copied = part->copied_by_pass(channels.values)) {
       tensors.x_part = *copied;
-    else
+    } else {
       part->copy_to(x, channels.values);  // before x is written over
+    }
   }
   if (!is_one_call) {
     device.apply(call.problem, tensors, x);
@@ -224,6 +228,7 @@ struct BackwardCall {
   at::Tensor saved_values, branch, residual, dz, weight, bias, mean, inv_std;
   bool training, need_sums;
   Gradients out;
+  kernels::NormalizedChannels normalized = {};
 
   /// The whole pass, with the statistics of this process.
   void run() const {
@@ -267,6 +272,7 @@ struct BackwardCall {
     tensors.dresidual = mutable_data_or_null(out.dresidual);
     tensors.z = mutable_data_or_null(out.z);
     tensors.frozen_statistics = !training;
+    tensors.normalized = normalized;
     return tensors;
   }
 };
@@ -409,7 +415,12 @@ void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const Ba
     all.saved_values = channels.values;
   }
   std::optional<SavedChannelsCall> some;
-  if (channels.any() && !channels.all) some.emplace(all, channels, is_synchronized(a));
+  if (channels.any() && !channels.all) {
+    if (const auto read = ChannelView(channels, call.problem).in_pass(channels.values))
+      all.normalized = *read;
+    else
+      some.emplace(all, channels, is_synchronized(a));
+  }
   if (is_synchronized(a)) return run_synchronized(all, some, a);
   some ? some->run_both() : all.run();
 }

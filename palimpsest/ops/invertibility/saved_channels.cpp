@@ -162,14 +162,27 @@ at::Tensor ChannelView::empty_part(const at::Tensor& full) const {
 }
 
 std::optional<kernels::PartOfChannels> ChannelView::copied_by_pass(const at::Tensor& part) const {
-  // In NCHW a channel's planes are long runs of memory; on a GPU no kernel copies beside its work.
+  // In NCHW sweeps write and read the channels themselves (in_pass); on a GPU no kernel copies beside its work.
   const bool can =
       index_.defined() && backend_of("abn", part) == Backend::kCpu && whole_.layout == Layout::kChannelsLast;
   if (!can) return std::nullopt;
+  check_is_part(part);
+  return kernels::PartOfChannels{index_.const_data_ptr<int64_t>(), index_.numel(), part.mutable_data_ptr()};
+}
+
+std::optional<kernels::NormalizedChannels> ChannelView::in_pass(const at::Tensor& values) const {
+  const bool can = index_.defined() && backend_of("abn", values) == Backend::kCpu &&
+                   whole_.layout == Layout::kNCHW && whole_.shape.s > 1;
+  if (!can) return std::nullopt;
+  check_is_part(values);
+  return kernels::NormalizedChannels{index_.const_data_ptr<int64_t>(), index_.numel(),
+                                     const_cast<void*>(values.const_data_ptr())};  // only read in backward
+}
+
+void ChannelView::check_is_part(const at::Tensor& part) const {
   TORCH_INTERNAL_ASSERT(part.numel() == whole_.shape.n * index_.numel() * whole_.shape.s &&
                         dtype_of(part.scalar_type()) == whole_.dtype &&
                         is_contiguous_in(part.sizes(), part.strides(), whole_.layout));
-  return kernels::PartOfChannels{index_.const_data_ptr<int64_t>(), index_.numel(), part.mutable_data_ptr()};
 }
 
 at::Tensor ChannelView::gather_vector(const at::Tensor& vector) const {

@@ -66,6 +66,9 @@ class ChannelView {
   /// Returns the argument by which a pass over the full tensor copies its channels into `part`, or back
   /// (kernels/abn.h); none where the kernels cannot do that.
   std::optional<kernels::PartOfChannels> copied_by_pass(const at::Tensor& part) const;
+  /// Returns the argument by which a pass over the full tensor writes or reads `values`, the saved x-hat of the channels;
+  /// none where the kernels cannot do that.
+  std::optional<kernels::NormalizedChannels> in_pass(const at::Tensor& values) const;
   /// Maps (C) to (count). An undefined vector stays undefined.
   at::Tensor gather_vector(const at::Tensor& vector) const;
   void scatter(const at::Tensor& part, const at::Tensor& full) const;
@@ -73,6 +76,7 @@ class ChannelView {
 
  private:
   kernels::AbnProblem of_vector(const at::Tensor& vector) const;
+  void check_is_part(const at::Tensor& part) const;
 
   kernels::AbnProblem whole_, problem_;
   at::Tensor index_;  ///< undefined if all channels are saved

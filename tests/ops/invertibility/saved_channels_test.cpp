@@ -147,6 +147,24 @@ TEST(ChannelView, TakesItsChannelsOutAndPutsThemBack) {
   }
 }
 
+TEST(ChannelView, PassesWriteAndReadTheSlotsOfPlanes) {
+  for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast}) {
+    const at::Tensor full = image(64, layout == Layout::kChannelsLast);
+    const SavedChannels some = filled({5, 60}, full), all = filled(first(64), full);
+    const auto in_pass = ChannelView(some, {.shape = shape3(full), .layout = layout}).in_pass(some.values);
+    EXPECT_EQ(in_pass.has_value(), layout == Layout::kNCHW);
+    if (in_pass) {
+      EXPECT_EQ(in_pass->values, some.values.data_ptr());
+      EXPECT_EQ(in_pass->index, some.index.data_ptr());
+      EXPECT_EQ(in_pass->count, 2);
+    }
+    EXPECT_FALSE(ChannelView(all, {.shape = shape3(full), .layout = layout}).in_pass(all.values));
+  }
+  const at::Tensor rows = torch::randn({3, 64});  // one pixel: no planes
+  const SavedChannels some = filled({5, 60}, rows);
+  EXPECT_FALSE(ChannelView(some, {.shape = {3, 64, 1}}).in_pass(some.values));
+}
+
 // Where the host chooses, no slot is unused: something wrote over the saved index.
 TEST(ChannelView, ChannelsThatTheLayerLacksAreRefused) {
   const at::Tensor full = image(64);
