@@ -70,8 +70,9 @@ Memory memory_at(const Form& form, int64_t depth, int64_t batch) {
 Memory memory_of(const Form& form, int64_t depth) {
   // Two batches: the products of weights that `fused` holds do not grow with the batch, and they dominate at
   // small batches. libtorch's layers have no such part, but the gradients of their weights, which are the peak of a
-  // smaller batch than these. Half as much more is enough for the line: 1000 layers of libtorch's keep 2.4 GB per image.
-  const int64_t small = form.form.strategy == nn::Strategy::kStandard ? 4 : 8, large = small + small / 2;
+  // smaller batch than these. 1000 layers of libtorch's keep 2.4 GB per image, so their batches are small.
+  const bool of_libtorch = form.form.strategy == nn::Strategy::kStandard;
+  const int64_t small = of_libtorch ? 4 : 8, large = of_libtorch ? 6 : 16;
   const Memory a = memory_at(form, depth, small), b = memory_at(form, depth, large);
   const double steps = static_cast<double>(kBatch - large) / static_cast<double>(large - small);
   return {b.kept + (b.kept - a.kept) * steps, b.peak + (b.peak - a.peak) * steps};

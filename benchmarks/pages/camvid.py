@@ -79,7 +79,9 @@ def seeds_text(measured):
         rows.append([f"`{row['options']}`", ", ".join(f"{value:.1f}" for value in row["values"]), f"{row['mean']:.1f}",
                      f"{row['spread']:.1f}", difference, f"{-room:+.1f}" if difference else ""])
     seeds = ", ".join(map(str, measured["seeds"]))
-    return f"Seeds {seeds}:\n\n" + table(["options", "each seed", "mean", "highest less lowest", "difference", "limit"], rows, numbers=5)
+    less = f", and {measured['allowed_points']:g} points" if measured["allowed_points"] else ""
+    header = ["options", "each seed", "mean", "highest less lowest", "difference", "limit"]
+    return f"Seeds {seeds}. The limit: the mean may fall by the spread of the first row{less}.\n\n" + table(header, rows, numbers=5)
 
 
 def write(results):

@@ -17,7 +17,7 @@ TRAININGS = {
 
 PAGE = """# CIFAR-10: short trainings
 
-Each network trains from one seed for as many epochs as 100 minutes of two cores or two minutes of a GPU allow, and its
+Each network trains from one seed for as many epochs as 100 minutes of two cores allow, and its
 learning rate falls to 0 by a cosine within them. So these are not the literature's figures, which come from 200 to 300
 epochs: they are the accuracy of a short schedule. `benchmarks/pages/pages cifar10` writes this page from the JSON files
 beside it; the rows of `training/` in [README.md](README.md) have the commands.

@@ -17,7 +17,7 @@ The paper is G. Pleiss, D. Chen, G. Huang, T. Li, L. van der Maaten, K. Weinberg
 DenseNets", 2017. It measured on GPUs with 12 GB. Our figures are from CPUs, with libtorch {libtorch}, in f32 unless a row
 names another type. `benchmarks/pages/pages densenet` writes this page from the JSON files beside it.
 
-[memory.md](../memory.md) describes the five forms of a dense block. `shared_gradient` is libtorch's own layers with ReLU in
+[memory.md](../memory.md) describes the five dense strategies. `shared_gradient` is libtorch's own layers with ReLU in
 place, `checkpoint` is the method of the paper's public ports, `shared` is the paper's own method, and `fused` is ours.
 `checkpoint`, `shared` and `fused` save one tensor per bottleneck. k is the growth rate. A CIFAR batch has 64 images.
 
@@ -41,7 +41,7 @@ The paper's sharing needs 22 % of the total memory of the naive network at 160 l
 DenseNet-BC, k = 12, from 40 to 1,000 layers (`densenet_depth.json`). A cell holds the MB saved for backward; the peak of a
 step above the weights, in MB; and the time of a step as a multiple of `shared_gradient`'s. The machine is
 {depth_machine}. The memory at a batch of 64 is
-extrapolated by a straight line from two smaller batches, because the naive form needs more than the machine has. The
+extrapolated by a straight line from two smaller batches, because `naive` needs more than the machine has. The
 error of the line is a few MB.
 
 {depth}
@@ -128,7 +128,7 @@ def accuracy_table(measured):
         difference = f"{row['difference']:+.2f} (limit {allowed:.2f})" if "difference" in row else ""
         rows.append([f"`{row['variant']}`", ", ".join(f"{value:.2f}" for value in row["values"]), f"{row['mean']:.2f}",
                      f"{row['spread']:.2f}", difference])
-    return table(["form", "each seed", "mean", "highest less lowest", "difference from the first"], rows)
+    return table(["dense strategy", "each seed", "mean", "highest less lowest", "difference from the first"], rows)
 
 
 def write(results):

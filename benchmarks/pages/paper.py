@@ -72,20 +72,20 @@ have the framework's.
 
 
 def time_table(blocks):
-    ratios, convolutions, strategies = {}, {}, {}  # the dictionaries keep the order of the file
+    of_blocks, convolutions, strategies = {}, {}, {}  # the dictionaries keep the order of the file
     for row in blocks["rows"]:
         match = BLOCK.fullmatch(row["claim"])
         if not match:
             raise Unreadable(f"block_time.json has a row of another form, '{row['claim']}'")
         channels, side, convolution, strategy = match.groups()
-        ratios[int(channels), int(side), convolution, strategy] = row["ratio"]
+        of_blocks[int(channels), int(side), convolution, strategy] = row
         convolutions[convolution] = strategies[strategy] = None
     rows = []
     for name, channels, side, in_place, checkpointing in MODULES:
         for convolution in convolutions:
-            ours = [ratios.get((channels, side, convolution, strategy)) for strategy in strategies]
+            ours = [of_blocks.get((channels, side, convolution, strategy)) for strategy in strategies]
             rows.append([name, f"{channels} x {side}²", percent(in_place), percent(checkpointing), convolution,
-                         *("" if ratio is None else percent(100 * (ratio - 1)) for ratio in ours)])
+                         *("" if row is None else percent(100 * (row["ratio"] - 1)) + mark(row["pass"] is not False) for row in ours)])
     return table(["module", "channels x pixels", "paper: in-place I", "paper: checkpointing", "convolution",
                   *(f"`{strategy}`" for strategy in strategies)], rows)
 
@@ -143,12 +143,13 @@ def sizes(named):
 
 def write(results):
     blocks, kept, steps = (read(results / f"{name}.json") for name in ("block_time", "kept_bytes", "model_step"))
-    ratios = ", ".join(f"{row['claim'].split(' ')[0]} {percent(100 * (row['ratio'] - 1))}" for row in steps["rows"])
+    ratios = ", ".join(f"{row['claim'].split(' ')[0]} {percent(100 * (row['ratio'] - 1))}{mark(row['pass'] is not False)}"
+                       for row in steps["rows"])
     equal = read(results / "equal_memory.json", EQUAL_MEMORY)
     text = PAGE.format(**{key: blocks[key] for key in ("processor", "threads", "libtorch")}, runs=runs_of(blocks),
                        time=time_table(blocks), steps=ratios, memory=memory_table(kept),
                        equal_memory=equal_memory_table(equal), equal_memory_command=EQUAL_MEMORY,
-                       missing=" ".join([NOT_COMPLETE if not equal["complete"] else "Every row was measured.",
+                       missing=" ".join([NOT_COMPLETE if not equal["complete"] else "No row is missing.",
                                          *notes_of(equal)]),
                        fitted=sizes(equal["fitted"]), checked=sizes([equal["checked"]]),
                        batch=batch_table(sorted((results / "memory").glob("*.json"))))

@@ -150,7 +150,7 @@ std::vector<Setting> make_settings() {
        "share of values that dropout sets to zero; -1: the network's own", kNamesModel,
        PALIMPSEST_FIELD(model.dropout), kDropout},
       {"model", "stochastic_depth", "stochastic-depth", "<probability>",
-       "efficientnet: with which a training leaves out the last block, and earlier ones less often; -1: the "
+       "efficientnet: of leaving out the last block in a training step, and less for earlier blocks; -1: the "
        "network's own",
        kNamesModel, PALIMPSEST_FIELD(model.stochastic_depth), kDropout},
       {"model", "output_stride", "output-stride", "<pixels>",
@@ -461,7 +461,7 @@ std::vector<Setting> make_settings() {
       {"", "full", "full", "", "decode every file: sizes, pixels per class, ids without a class",
        static_cast<unsigned>(Command::kData), PALIMPSEST_FIELD(run.full)},
       {"", "size", "size", "<pixels>",
-       "side of the images for layers and memory, 224 if not given; of a CHECKPOINT they are listed if it is "
+       "side of the images for layers and memory, 224 if not given; info CHECKPOINT lists both only "
        "given",
        static_cast<unsigned>(Command::kInfo), PALIMPSEST_FIELD(run.size), kImageSide},
   };

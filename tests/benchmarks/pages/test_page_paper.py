@@ -16,6 +16,18 @@ def test_a_new_measurement_changes_the_page(results):
     assert "| +1.6 % | +3.1 % |" in line and "| +12.5 % |" in line
 
 
+def test_a_time_beyond_its_limit_fails_in_the_page(results):
+    def beyond(content):
+        content["rows"][0].update(ratio=1.25)
+        content["rows"][0]["pass"] = False
+
+    for name in ("block_time", "model_step"):
+        change(results / f"{name}.json", beyond)
+    assert pages("paper", "--results", results) == (0, "")
+    lines = (results / "paper.md").read_text().splitlines()
+    assert sum("+25.0 %: FAIL" in line for line in lines) == 2
+
+
 def test_a_strategy_that_joins_the_measurement_joins_the_page(results):
     def add(content):
         content["rows"].append({**content["rows"][0], "claim": "(1024, 7) 1x1 inplace_1", "ratio": 0.5})
@@ -40,5 +52,5 @@ def test_a_formula_that_is_off_fails_in_the_page(results):
 
     change(results / "equal_memory.json", off)
     assert pages("paper", "--results", results) == (0, "")
-    line = next(line for line in (results / "paper.md").read_text().splitlines() if ": FAIL" in line)
-    assert ": +100.0 % [+75.0 %] |" in line and "| +2.00 % |" in line
+    line = next(line for line in (results / "paper.md").read_text().splitlines() if "| +2.00 % |" in line)
+    assert ": +100.0 % [+75.0 %] |" in line and ": FAIL |" in line
