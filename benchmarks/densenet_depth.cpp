@@ -3,10 +3,10 @@
 // cannot be written, 2 a wrong option.
 //
 // Saved = live bytes after the forward pass, with the loss alive, minus live bytes before it. Peak = highest
-// live bytes of a step above weights, gradients and momentum. The counting allocator counts both at two small
-// batches, and a straight line extrapolates to a batch of 64, so that no form needs more memory than this
-// machine has. Time: steps at a batch of 64, the forms in turn, up to 250 layers and only where the peak is
-// below 16 GB; medians. `naive` and `shared_gradient` are libtorch's own layers with ReLU in place; all other
+// live bytes of a step above weights, gradients and momentum. The counting allocator counts both at a batch of 64;
+// for libtorch's layers at two small batches, from which a straight line extrapolates, so that they need no more
+// memory than this machine has. Time: steps at a batch of 64, the forms in turn, up to 250 layers and only where the
+// peak is below 16 GB; medians. `naive` and `shared_gradient` are libtorch's own layers with ReLU in place; all other
 // forms save one tensor per bottleneck (`store_y`). All forms are channels-last. With --json PATH the charts
 // lie beside PATH: PATH without .json, plus _memory.svg and _time.svg.
 #include "benchmarks/densenet.h"
@@ -66,15 +66,13 @@ Memory memory_at(const Form& form, int64_t depth, int64_t batch) {
           static_cast<double>(meter.peak_bytes() - meter.base_bytes()) / 1e6};
 }
 
-/// Memory at a batch of 64.
+/// Memory at a batch of 64: that of libtorch's layers by a straight line through two batches in whose steps, too, the
+/// activations are the peak, not the gradients of the weights.
 Memory memory_of(const Form& form, int64_t depth) {
-  // Two batches: the products of weights that `fused` holds do not grow with the batch, and they dominate at
-  // small batches. libtorch's layers have no such part, but the gradients of their weights, which are the peak of a
-  // smaller batch than these. 1000 layers of libtorch's keep 2.4 GB per image, so their batches are small.
-  const bool of_libtorch = form.form.strategy == nn::Strategy::kStandard;
-  const int64_t small = of_libtorch ? 4 : 8, large = of_libtorch ? 6 : 16;
-  const Memory a = memory_at(form, depth, small), b = memory_at(form, depth, large);
-  const double steps = static_cast<double>(kBatch - large) / static_cast<double>(large - small);
+  if (form.form.strategy != nn::Strategy::kStandard) return memory_at(form, depth, kBatch);
+  constexpr int64_t kSmall = 4, kLarge = 6;  // 1000 layers keep 2.4 GB per image
+  const Memory a = memory_at(form, depth, kSmall), b = memory_at(form, depth, kLarge);
+  const double steps = static_cast<double>(kBatch - kLarge) / static_cast<double>(kLarge - kSmall);
   return {b.kept + (b.kept - a.kept) * steps, b.peak + (b.peak - a.peak) * steps};
 }
 
@@ -182,7 +180,7 @@ nlohmann::ordered_json to_json(const std::vector<Point>& points, int repeats) {
 int run_program(int argc, char** argv) {
   const Options options = parse_options(
       argc, argv,
-      "Memory and time of densely connected networks of 40 to 1000 layers; it takes some minutes.");
+      "Memory and time of densely connected networks of 40 to 1000 layers; it takes half an hour.");
   memory::install_counting_allocator();
   std::printf("%6s  %-16s %12s %12s %12s\n", "layers", "form", "kept MB", "peak MB", "s per step");
   std::vector<Point> points;

@@ -40,9 +40,9 @@ The paper's sharing needs 22 % of the total memory of the naive network at 160 l
 
 DenseNet-BC, k = 12, from 40 to 1,000 layers (`densenet_depth.json`). A cell holds the MB saved for backward; the peak of a
 step above the weights, in MB; and the time of a step as a multiple of `shared_gradient`'s. The machine is
-{depth_machine}. The memory at a batch of 64 is
-extrapolated by a straight line from two smaller batches, because `naive` needs more than the machine has. The
-error of the line is a few MB.
+{depth_machine}. The batch is 64. The memory of `naive` and
+`shared_gradient` is extrapolated by a straight line from two smaller batches, because they need more than the machine
+has. The error of the line is a few MB.
 
 {depth}
 
