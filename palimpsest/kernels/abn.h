@@ -19,7 +19,7 @@
 ///   mean, var, inv_std: (C), f64, so that backward computes with the same bytes as forward.
 ///   branch: bit i is 1 if the i-th value in memory has y > y_min (formulas/branch_inverse.h).
 /// Memory on a CPU: at most 64 partial sums per channel (2 per image and channel for images of more than 64
-/// Ki pixels), which the calling thread keeps for its next call. The result has the same bytes for any number
+/// Ki pixels), which the calling thread keeps for its next call, and 8 bytes per channel where some have slots. The result has the same bytes for any number
 /// of threads.
 /// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
 /// DNNs", CVPR 2018; kOutput is form II of its section 3.

@@ -277,7 +277,7 @@ struct BackwardCall {
   }
 };
 
-/// The pass over the saved channels alone. It gives their results, which the pass over all channels cannot
+/// The pass over the saved channels alone, where the kernels do not take them along (ChannelView::in_pass). It gives their results, which the pass over all channels cannot
 /// compute. dz is copied before that pass, or by it.
 class SavedChannelsCall {
  public:

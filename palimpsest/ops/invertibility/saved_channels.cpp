@@ -171,12 +171,15 @@ std::optional<kernels::PartOfChannels> ChannelView::copied_by_pass(const at::Ten
 }
 
 std::optional<kernels::NormalizedChannels> ChannelView::in_pass(const at::Tensor& values) const {
+  constexpr int64_t kLeastPlane =
+      32;  // each row is a call, and one shorter than a vector is computed value by value
   const bool can = index_.defined() && backend_of("abn", values) == Backend::kCpu &&
-                   whole_.layout == Layout::kNCHW && whole_.shape.s > 1;
+                   whole_.layout == Layout::kNCHW && whole_.shape.s >= kLeastPlane;
   if (!can) return std::nullopt;
   check_is_part(values);
-  return kernels::NormalizedChannels{index_.const_data_ptr<int64_t>(), index_.numel(),
-                                     const_cast<void*>(values.const_data_ptr())};  // only read in backward
+  return kernels::NormalizedChannels{
+      index_.const_data_ptr<int64_t>(), index_.numel(),
+      const_cast<void*>(values.const_data_ptr())};  // forward made it, backward only reads
 }
 
 void ChannelView::check_is_part(const at::Tensor& part) const {

@@ -1,7 +1,6 @@
 #include "palimpsest/kernels/abn.h"
 
 #include "palimpsest/kernels/cpu/abn/call.h"
-#include "palimpsest/kernels/cpu/dispatch.h"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 
 #include <cmath>
@@ -17,7 +16,8 @@ void require_channels_last(const AbnProblem& problem, const PartOfChannels& copi
   if (copied.part && (!is_channels_last || problem.shape.c == 1))
     throw std::invalid_argument(
         std::string("[abn] a pass copies channels of a channels-last tensor of at least 2 channels, got ") +
-        (is_channels_last ? "1 channel" : "NCHW; use gather_channels and scatter_channels"));
+        (is_channels_last ? "1 channel"
+                          : "NCHW; there use normalized, or gather_channels and scatter_channels"));
 }
 
 void require_planes(const AbnProblem& problem, const NormalizedChannels& channels) {

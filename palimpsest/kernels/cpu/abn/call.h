@@ -250,9 +250,13 @@ class Call {
 
   void backward(const Piece& piece, const AbnBackward& backward) const {
     if (slotted_.any()) {
-      return slotted_.each_run(piece, [&](const Piece& some, bool is_slotted) {
-        is_slotted ? backward_of_slotted(some, backward) : run_backward(some, backward);
+      AbnBackward without_z = backward;
+      without_z.z = nullptr;
+      slotted_.each_run(piece, [&](const Piece& some, bool is_slotted) {
+        is_slotted ? backward_of_slotted(some, backward) : run_backward(some, without_z);
       });
+      if (backward.z) recompute_whole(piece, backward);
+      return;
     }
     in_cache(piece, backward.dx_part, kSecondLevel, [&](const Piece& some) {
       run_backward(some, backward);
@@ -329,7 +333,7 @@ class Call {
 
   ActivationChoice activation() const { return {problem_.activation, problem_.activation_param}; }
 
-  /// Returns the residual of an AbnForward or an AbnBackward.
+  /// Returns channel c of an AbnForward or an AbnBackward.
   template <class Tensors>
   static AbnChannel<T> channel(int64_t c, const Tensors& tensors) {
     return {static_cast<const T*>(tensors.weight), static_cast<const T*>(tensors.bias), tensors.mean,
@@ -413,18 +417,14 @@ class Call {
   void normalize(const Piece& piece, const AbnForward& forward) const {
     const AbnChannel<T> channel{nullptr, nullptr, forward.mean, forward.inv_std, piece.first_channel};
     const auto k = of_channel(forward_coefficients(Saved::kOutput, channel));
-    slotted_.each_row(piece, [&](const Block& row, int64_t offset, int64_t in_slots) {
-      apply_to_plane(row, {Activation::kIdentity, 0}, k,
-                     {static_cast<const S*>(forward.x) + offset, {}, x_hat_ + in_slots, nullptr});
-    });
-  }
-
-  void apply_to_plane(const Block& block, ActivationChoice activation, const OfChannel<0, 5>& k,
-                      const ApplyTensors<S>& tensors) const {
     T values[5];
-    for (int i = 0; i < 5; ++i) values[i] = with_plain_nan(k.values[i]);
-    planes().apply(block, activation, Saved::kOutput,
-                   {values, values + 1, values + 2, values + 3, values + 4}, tensors, Stores::kCached);
+    for (int part = 0; part < 5; ++part) values[part] = with_plain_nan(k.values[part]);
+    slotted_.each_row(piece, [&](const Block& row, int64_t offset, int64_t in_slots) {
+      planes().apply(row, {Activation::kIdentity, 0}, Saved::kOutput,
+                     {values, values + 1, values + 2, values + 3, values + 4},
+                     {static_cast<const S*>(forward.x) + offset, {}, x_hat_ + in_slots, nullptr},
+                     Stores::kCached);
+    });
   }
 
   void reduce_slotted(const Piece& piece, const AbnBackward& backward, double* sum_dy,
@@ -448,16 +448,22 @@ class Call {
                         backward_coefficients(piece), tensors_of_slotted(in_slots, offset, backward),
                         {at(backward.dx, offset), at(backward.dresidual, offset), nullptr}, Stores::kCached);
     });
-    if (backward.z) recompute_channel(piece, backward);
   }
 
-  /// z of one channel, from the saved values as forward made it, not from x-hat.
-  void recompute_channel(const Piece& piece, const AbnBackward& backward) const {
-    apply_to_plane(
-        piece.block, activation(),
-        of_channel(recompute_coefficients(problem_.saved, channel(piece.first_channel, backward))),
+  /// z of a piece whose backward was in parts: from the saved values, in the sweep that has the bytes of forward.
+  void recompute_whole(const Piece& piece, const AbnBackward& backward) const {
+    constexpr int64_t kMost = kMaxColumns / 2;  // channels of a strip: a plane has two pixels or more
+    T values[5][kMost];
+    for (int64_t i = 0; i < piece.channels; ++i) {
+      const auto k =
+          of_channel(recompute_coefficients(problem_.saved, channel(piece.first_channel + i, backward)));
+      for (int part = 0; part < 5; ++part) values[part][i] = with_plain_nan(k.values[part]);
+    }
+    sweeps_.apply(
+        piece.block, activation(), Saved::kOutput, {values[0], values[1], values[2], values[3], values[4]},
         {static_cast<const S*>(backward.saved_values) + piece.offset,
-         residual(piece.offset, backward.residual), static_cast<S*>(backward.z) + piece.offset, nullptr});
+         residual(piece.offset, backward.residual), static_cast<S*>(backward.z) + piece.offset, nullptr},
+        Stores::kCached);
   }
 
   GradientTensors<S> tensors_of_slotted(int64_t in_slots, int64_t offset, const AbnBackward& backward) const {
