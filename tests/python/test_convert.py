@@ -319,6 +319,16 @@ def test_compile_sees_what_changed_later():
     assert seen
 
 
+def test_compile_calls_a_backward_hook_of_later():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.SiLU(), nn.Conv2d(6, 6, 1)).double()
+    converted, _ = convert_copy(model)
+    for m in (model, converted):
+        m[1].register_full_backward_hook(lambda module, gradients, _: tuple(2 * g for g in gradients))
+    assert_same(model, torch.compile(converted, backend="eager"))
+
+
 def test_an_attribute_that_changes_later():
     class Scaled(Forward):
         scale = 1.0

@@ -358,3 +358,34 @@ def test_a_function_in_place_is_seen_by_the_place_of_its_argument(name):
         return m.conv2(F.silu(t)) + m.conv2(z)  # t is z
 
     assert_same_after(Forward(forward), X)
+
+
+_WRITES_OVER = {"by a mask": lambda z: z.masked_fill_(z > 1, 0.0), "a part": lambda z: z[:, :1].zero_(), "clamped": lambda z: z.clamp_(-1, 0.5),
+                "dropout": lambda z: F.dropout(z, 0.2, True, inplace=True), "an activation": lambda z: F.leaky_relu(z, 0.1, inplace=True)}
+
+
+@pytest.mark.parametrize("proven", [False, True])
+@pytest.mark.parametrize("write", _WRITES_OVER)
+@pytest.mark.parametrize("before", ["group", "layer", "instance", "activation", "sum"])
+def test_what_is_made_again_is_read_as_it_was_changed(before, write, proven):
+    def forward(m, x):
+        y = m.conv1(x)
+        y = {"group": lambda: F.silu(F.group_norm(y, 2)), "layer": lambda: F.layer_norm(y, y.shape[2:]),
+             "instance": lambda: F.gelu(F.instance_norm(y)), "activation": lambda: F.gelu(F.silu(y)),
+             "sum": lambda: F.gelu(F.relu(m.bn1(y) + y))}[before]()
+        _WRITES_OVER[write](y)
+        return m.conv2(y)
+
+    model = Forward(forward)
+    converted, _ = palimpsest.convert(copy.deepcopy(model), *[X] * proven)
+    for _ in range(2):
+        for got, want in zip(*[_seeded_step(network) for network in (converted, model)], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def _seeded_step(model):
+    torch.manual_seed(0)
+    model.zero_grad()
+    y = model(X)
+    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
+    return [y.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]

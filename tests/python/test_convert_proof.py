@@ -9,10 +9,12 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import palimpsest
 from networks import NETWORKS, from_package
-from palimpsest._convert import proof, region, runtime, writer
+from palimpsest import functional
+from palimpsest._convert import again, proof, readers, region, runtime, writer
 from test_convert import X, Forward, assert_same, conv_bn, small
 
 
@@ -457,3 +459,53 @@ def test_a_wrong_gradient_of_a_feature_is_found(monkeypatch):
 
     _, report = palimpsest.convert(Forward(forward), X)
     assert "differed" in report.left["bn1"]
+
+
+def _pooled(m, x):
+    return m.conv3(F.avg_pool2d(F.relu(m.bn1(m.conv1(x))), 2) + F.max_pool2d(m.bn2(m.conv2(m.conv1(x))), 2))
+
+
+def test_what_is_wrong_beside_the_layers_is_left(monkeypatch):
+    monkeypatch.setitem(readers._LEAN, F.avg_pool2d, lambda *arguments: F.avg_pool2d(*arguments) * 1.001)
+    model, other = Forward(_pooled), Forward(_pooled)
+    _, report = palimpsest.convert(model, X)
+    assert report.converted == ["max_pool2d", "bn1", "bn2"]
+    assert report.notes == [f"beside the layers nothing is converted: {proof._DIFFERED}"]
+    assert_same(model, other)
+
+
+def test_a_wrong_pooling_function_is_left(monkeypatch):
+    monkeypatch.setattr(functional, "max_pool2d", lambda *arguments, **keywords: F.max_pool2d(*arguments, **keywords) * 1.001)
+    model, other = Forward(_pooled), Forward(_pooled)
+    _, report = palimpsest.convert(model, X)
+    assert "differed" in report.left["max_pool2d"] and report.converted == ["bn1", "bn2"]
+    assert_same(model, other)
+
+
+def test_a_wrong_normalization_function_is_left(monkeypatch):
+    right = again._NORMALIZATIONS["group_norm"]
+    monkeypatch.setitem(again._NORMALIZATIONS, "group_norm", lambda source, x, *rest, **keywords: right(None, x * 1.001, *rest, **keywords))
+
+    def forward(m, x):
+        return m.conv3(F.silu(F.group_norm(m.conv2(F.relu(m.bn1(m.conv1(x)))), 2)))
+
+    model, other = Forward(forward), Forward(forward)
+    _, report = palimpsest.convert(model, X)
+    assert "bn1" in report.converted and "beside the layers nothing is converted" in report.notes[0]
+    assert_same(model, other)
+
+
+def test_a_rest_that_raises_in_the_models_own_dtype_is_left(monkeypatch):
+    right = again.activated
+
+    def raises(source, y, *rest):
+        if y.dtype == torch.float32:
+            raise RuntimeError("no f32")
+        return right(source, y, *rest)
+
+    monkeypatch.setattr(again, "activated", raises)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), nn.GELU(), nn.Conv2d(6, 6, 1), nn.SiLU(), nn.Conv2d(6, 6, 1))
+    _, report = palimpsest.convert(model, X.float())
+    assert not report.converted and "no f32" in report.notes[-1]
+    assert type(model) is nn.Sequential

@@ -192,6 +192,27 @@ def test_a_bias_may_change_before_backward():
     assert_all_close(results[1], results[0])
 
 
+def test_a_small_images_bias_may_change_before_backward():
+    model, x = Forward(FORWARDS["two readers"][0]), X[:1, :, :2, :2]
+    results = []
+    for network_ in (model, palimpsest.convert(copy.deepcopy(model))[0]):
+        y = network_(x)
+        with torch.no_grad():
+            network_.group.bias.add_(1)
+        y.square().sum().backward()
+        results.append([p.grad for p in network_.parameters() if p.grad is not None])
+    assert_all_close(results[1], results[0])
+
+
+def test_a_forward_of_torchs_class_that_is_replaced_later_is_called(monkeypatch):
+    model = network(lambda: nn.GroupNorm(2, 8), nn.SiLU)
+    converted, report = palimpsest.convert(copy.deepcopy(model))
+    assert report.converted
+    assert_all_close(step(converted, X), step(model, X))
+    monkeypatch.setattr(nn.GroupNorm, "forward", lambda self, x: 2 * F.group_norm(x, self.num_groups, self.weight, self.bias))
+    assert_all_close(step(converted, X), step(model, X))
+
+
 def test_the_report_says_what_keeps_as_much_as_before():
     model = Forward(lambda m, x: m.third(torch.cat([m.group(m.first(x)), x], 1)))
     _, report = palimpsest.convert(copy.deepcopy(model))

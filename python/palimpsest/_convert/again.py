@@ -69,7 +69,9 @@ def _normalized(function, source, x, *arguments, module=None, **keywords):
     if not _can_be_made_again(z, [source]):
         return z, None
     weights = [(key, a) for key, a in (*enumerate(arguments), *keywords.items()) if isinstance(a, torch.Tensor)]
-    held = {key: sources.Copied(a) if a.numel() <= _MOST_COPIED * x.numel() else sources.Kept(a) for key, a in weights}
+    # torch saves no bias of a GroupNorm, so that it may change before backward: one number per channel is copied anyway.
+    held = {key: sources.Copied(a) if a.numel() <= _MOST_COPIED * x.numel() or function is F.group_norm else sources.Kept(a)
+            for key, a in weights}
     dtype = z.dtype  # autocast on a GPU normalizes 16 bits in f32
 
     def make(parts):
@@ -86,7 +88,8 @@ def _instance_normalized(source, x, running_mean=None, running_var=None, *argume
 
 
 def _group_normalized(source, x, *arguments, **keywords):
-    return _normalized(F.group_norm, *_contiguous(source, x, _format_of(x)), *arguments, **keywords)
+    layout = _format_of(x) if x.device.type == "cpu" else torch.contiguous_format  # a GPU's kernels take no other
+    return _normalized(F.group_norm, *_contiguous(source, x, layout), *arguments, **keywords)
 
 
 def _format_of(x):

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from palimpsest._convert import custom_activations, layers, proof, region, tracing
-from palimpsest._convert.options import strategy_names
+from palimpsest._convert.options import BESIDE_LAYERS, THE_REST, strategy_names
 from palimpsest._convert.report import Layer, Report
-from palimpsest._convert.rewrite import THE_REST
 from palimpsest.nn import BatchNormAct
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -160,9 +159,11 @@ def _convert_proven(model, strategy, activations, left, proven):
             raise
         # Right in f64, it raises in the model's own dtype.
         note = f"the converted network raises with example_inputs: {proof.in_words(error)}"
-        failed |= dict.fromkeys(report.converted, "the network raises with the layers converted")
+        failed |= dict.fromkeys([BESIDE_LAYERS, *report.converted], "the network raises with the layers converted")
         report, made = _convert(model, strategy, activations, left | failed.keys(), failed)
         proven.measure(report)
+    if BESIDE_LAYERS in failed and not note:
+        note = f"beside the layers nothing is converted: {failed[BESIDE_LAYERS]}"
     report.notes.extend([note] if note else [])
     return report, made
 
@@ -220,7 +221,7 @@ def _check_class(module):
 
 def _make_region(module, prefix, strategy, activations, left):
     within = {name[len(prefix):] for name in left if name.startswith(prefix)}
-    settings = region.Settings(strategy, within | (left & {THE_REST}), activations=activations)
+    settings = region.Settings(strategy, within | (left & {THE_REST, BESIDE_LAYERS}), activations=activations)
     original = type(module)
     module.__class__ = region.region_class(original)
     module.__dict__["_palimpsest_settings"] = settings
@@ -254,7 +255,9 @@ def _complete(model, found, reasons, left, failed, earlier):
             reason = "in place already" if in_place else "not a layer that is converted"
         else:
             within = [r for prefix, r in reasons.items() if name.startswith(prefix)]
-            reason = "not selected" if name in left else within[-1] if within else "forward does not call it"
+            is_own = layers.is_instance_norm(module) and not layers.is_norm_of_samples(module)
+            reason = "not selected" if name in left else within[-1] if within else \
+                "a class of its own" if is_own else "forward does not call it"
         found.append(Layer(name, type(module).__name__, False, reason))
     order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
     report = Report(sorted(found, key=lambda layer: order.get(layer.name.removesuffix(THE_REST).removesuffix("."), 0)))

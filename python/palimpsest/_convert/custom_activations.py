@@ -76,7 +76,8 @@ def _problem_in(module, name, param, dtype):
         difference = (got.double() - want.double()).abs().nan_to_num(nan=torch.inf)
         if difference.max() > _CLOSE[dtype]:
             at = difference.argmax()
-            return f"differs: {of}{name}({where.flatten()[at]:.4g}) is {want.flatten()[at]:.6g}, and it gives {got.flatten()[at]:.6g}"
+            return f"differs: {of}{name}({where.flatten()[at]:.4g}) is {want.flatten()[at]:.6g}, and it gives " \
+                f"{got.flatten()[at]:.6g}"
     return None
 
 

@@ -126,7 +126,7 @@ def takes_norm_of_samples(node, modules, options):
     if not normalizes_samples(node, modules):
         return False
     path, module = module_of_norm(node, modules)
-    return module is None or options.accepts(module, path)
+    return options.takes_rest if module is None else options.accepts(module, path)
 
 
 def keeps_output(module):
@@ -264,8 +264,8 @@ def added(node):
     return (a, b) if both and a is not b else None
 
 
-def saves_input(node, value, modules):
-    """Whether backward of a node may need `value`, its argument, so that autograd saves it."""
+def saves_input(node, modules):
+    """Whether backward of a node may need a value that it reads, so that autograd saves it."""
     if node.op == "output" or node.meta.get("saves_no_input", False):
         return False
     if node.op == "call_module":
@@ -278,7 +278,7 @@ def saves_input(node, value, modules):
 
 def may_be_saved(value, modules, without=None):
     """Whether a reader of a value, other than `without`, may need it for backward."""
-    return any(saves_input(reader, value, modules) for reader in value.users if reader is not without)
+    return any(saves_input(reader, modules) for reader in value.users if reader is not without)
 
 
 def concatenated(node):

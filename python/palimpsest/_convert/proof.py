@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from palimpsest import memory
+from palimpsest._convert.options import BESIDE_LAYERS
 
 # (share of a tensor's own norm, share of the norm of all) by which it may differ: f64 tells a wrong graph from rounding, and
 # a network that needs its own dtype gets its rounding. A tensor is held to its own norm, so that a small one cannot hide
@@ -246,7 +247,7 @@ class Proof:
         def problem(left):
             """What is wrong with the network with these layers left alone, or None."""
             with converted(self.judge, left) as report:
-                candidates.extend(report.converted if not left else [])
+                candidates.extend([BESIDE_LAYERS, *report.converted] if not left else [])
                 try:
                     same = all(_equal(a, _step(self.judge, self.judge_inputs, mode)) for mode, a in self.expected.items())
                     runs_again = any(layer.runs_again for layer in report.layers)

@@ -75,7 +75,7 @@ class Readers(Editor):
 
     def _has_lean_readers(self, node):
         if node not in self._lean:
-            self._lean[node] = self.options.is_auto and not self.aliases.is_changed(node) \
+            self._lean[node] = self.options.takes_rest and not self.aliases.is_changed(node) \
                 and not any(self._saves(reader, node) for reader in node.users) \
                 and any(self._reads_source(reader) for reader in node.users)
         return self._lean[node]
@@ -107,12 +107,12 @@ class Readers(Editor):
 
     def _activates_source(self, node):
         """Whether a node is an activation that can save the source of its input, or that of its result."""
-        return self.options.is_auto and (self._saves_what_it_activates(node)
+        return self.options.takes_rest and (self._saves_what_it_activates(node)
                                          or (self._saves_result(node) and self._has_lean_readers(node)))
 
     def _saves(self, reader, value):
         is_weight = (_is_weighted_function(reader) or self.normalizes(reader)) and reader.args[0] is not value
-        return (is_weight or not self._reads_source(reader)) and layers.saves_input(reader, value, self.modules)
+        return (is_weight or not self._reads_source(reader)) and layers.saves_input(reader, self.modules)
 
     def _parts(self, node):
         """The tensors of which a node makes another one that backward can make again; an empty list for any other node."""
@@ -189,11 +189,11 @@ class Readers(Editor):
                     self._put_made_again(node, parts)
             elif (self._activates_source(node) or self.normalizes(node)) and self._has_source(node.args[0]):
                 self._put_made_again(node, self._parts(node))
-        if self.options.is_auto:
+        if self.options.takes_rest:
             self._put_lean()
         self._erase_unread()
         out_of_place.restore(self.graph)
-        read = {node for node, new in self._put_for.items() if new.meta["source"].users}
+        read = {node for node, new in self._put_for.items() if "source" in new.meta and new.meta["source"].users}
         self.saves_less = self.saves_less or bool(read)
         for layer, node in norms:
             if layer.converted and node not in read:
@@ -253,8 +253,11 @@ class Readers(Editor):
     def _put_weighted(self, node):
         z = node.args[0]
         source = self._source(node, z)
-        self._replace(node, self._call(node, runtime.module_of, source, self._module(node, node.target), z) if node.op == "call_module"
-                      else self._call(node, runtime.function_of, source, _WEIGHTED_FUNCTIONS[node.target], *node.args, **node.kwargs))
+        if node.op == "call_module":
+            new = self._call(node, runtime.module_of, source, self._module(node, node.target), z)
+        else:
+            new = self._call(node, runtime.function_of, source, _WEIGHTED_FUNCTIONS[node.target], *node.args, **node.kwargs)
+        self._replace(node, new)
 
     def _put_made_again(self, node, parts):
         made_from, keeps_part = [self._source(node, part) for part in parts], self._keeps_part(node)
@@ -274,6 +277,8 @@ class Readers(Editor):
         new.args[0].meta["keeps_part"] = keeps_part
         self._put_for[node] = new
         self._replace(node, new)
+        if self.aliases.is_changed(new):  # what reads it later must not read it as it was
+            del new.meta["source"]
 
     def _put_lean(self):
         """Average poolings and paddings keep no values, and dropouts a byte for each."""
@@ -320,4 +325,5 @@ def _is_light(node):
         return _mode_of_padding(node) == "constant" or _repeats(node)
     if again.NAMES[node.target].startswith("dropout"):
         return not (node.args[3] if len(node.args) > 3 else node.kwargs.get("inplace", False))
-    return node.target in (F.interpolate, F.pixel_shuffle) or _is_one(node.args[2] if len(node.args) > 2 else node.kwargs.get("stride"))
+    stride = node.args[2] if len(node.args) > 2 else node.kwargs.get("stride")
+    return node.target in (F.interpolate, F.pixel_shuffle) or _is_one(stride)

@@ -6,10 +6,10 @@ from palimpsest import functional
 from palimpsest._convert import custom_activations, layers, norms, out_of_place, runtime
 from palimpsest._convert.aliases import Aliases
 from palimpsest._convert.formulas import fold_formulas
+from palimpsest._convert.options import THE_REST
 from palimpsest._convert.report import Layer
 from palimpsest._convert.writer import Writer
 
-THE_REST = "*"  # the name that a report gives to what is no layer
 _MOST_PARTS = 100  # of a flat concatenation: dense blocks have fewer layers
 _MOST_CHANNELS_OF_IMAGES = 4  # a convolution of as many channels takes a few hundredths of a step
 
@@ -97,7 +97,11 @@ def _put_pools(graph, modules, options):
             new.meta["layer"], window = report[-1], pool.kernel_size
         elif node.op == "call_function" and node.target is F.max_pool2d and not node.kwargs.get("return_indices") \
                 and len(node.args) <= 6:
-            report.append(Layer(str(node), "max_pool2d", True, "saves one byte per output"))
+            is_selected = options.accepts(None, str(node))
+            how = "saves one byte per output" if is_selected else "not selected"
+            report.append(Layer(str(node), "max_pool2d", is_selected, how))
+            if not is_selected:
+                continue
             with graph.inserting_before(node):
                 new = graph.call_function(functional.max_pool2d, node.args,
                                           {k: v for k, v in node.kwargs.items() if k != "return_indices"})

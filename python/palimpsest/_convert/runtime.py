@@ -55,7 +55,8 @@ def convolution(conv, x):
 def _is_narrowed(x):
     """Whether a fused operator under autocast would round x before the normalization, which torch runs in the dtype of x."""
     device = x.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype not in (torch.get_autocast_dtype(device), torch.float64)
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) \
+        and x.dtype not in (torch.get_autocast_dtype(device), torch.float64)
 
 
 def norm_act(norm, x, activation, param, saved, consume):

@@ -175,6 +175,7 @@ class Watch:
                 stack.extend([(f"{path}.{k}" if path else k, child) for k, child in module._modules.items()])
         kinds = dict.fromkeys(getattr(m, "_palimpsest_class", type(m)) for m in self._modules if not _is_torchs(type(m)))
         parts += [("", kind, tuple(self._part_of_class(kind, read)), ()) for kind in kinds]
+        self._looks += [(lambda kind: (kind.forward,), kind) for kind in {type(m) for m in self._modules} if _is_torchs(kind)]
         for path, names in _by_path(read_of_called):
             parts.append((path, None, tuple(map(_frozen, self._look_at_part(path, names))), ()))
         self.signature = tuple(parts)
@@ -341,7 +342,8 @@ def is_as_planned(root, conditions):
         if type(module) is not kind:
             return False
         if path and not is_called:
-            if bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__) != is_listened:
+            hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+            if bool(hooks or "forward" in module.__dict__) != is_listened:
                 return False
         if parts is not None and tuple(module._modules.keys()) != parts:
             return False

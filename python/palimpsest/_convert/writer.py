@@ -77,7 +77,7 @@ class Writer(Editor):
         if not is_instance_norm or not self.readers.normalizes(node) or len(node.users) != 1:
             return None
         reader = next(iter(node.users))
-        is_free = not self.aliases.is_changed(node) and not self.aliases.is_changed(reader) and not self.aliases.is_returned(reader)
+        is_free = not any(map(self.aliases.is_changed, (node, reader))) and not self.aliases.is_returned(reader)
         return reader if is_free and self.readers.activation(reader) is not None else None
 
     def _put_instance_norm(self, norm, last):
