@@ -304,6 +304,72 @@ def test_weights_that_are_attributes_in_place_of_parameters():
     assert_same_after(Plain().double(), torch.randn(2, 4, 6, 6, dtype=torch.double), change)
 
 
+def replica_of(network):
+    """As torch.nn.parallel.replicate makes one, on one device."""
+    modules = list(network.modules())
+    copies = {m: m._replicate_for_data_parallel() for m in modules}
+    for module, made in copies.items():
+        made._former_parameters = {}
+        for name, child in module._modules.items():
+            setattr(made, name, copies[child])
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                made._parameters[name] = None
+            else:
+                made._former_parameters[name] = value = parameter.view_as(parameter)
+                setattr(made, name, value)
+    return copies[network]
+
+
+class Scaled(nn.Module):
+    """Has parameters of its own, one of which is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_parameter("shift", None)
+        self.scale = nn.Parameter(torch.ones(8, 1, 1))
+        self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        y = F.silu(self.norm(self.conv(x))) * self.scale
+        return y if self.shift is None else y + self.shift
+
+
+REPLICATED = {
+    "BatchNorm": lambda: [nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 8, 1)],
+    "no biases": lambda: [nn.BatchNorm2d(8, affine=False), nn.SiLU(), nn.Conv2d(8, 8, 1, bias=False)],
+    "GroupNorm": lambda: [nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv2d(8, 8, 1)],
+    "LayerNorm": lambda: [nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8)],
+    "InstanceNorm": lambda: [nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU(), nn.Conv2d(8, 8, 1)],
+    "transposed": lambda: [nn.BatchNorm2d(8), nn.SiLU(), nn.ConvTranspose2d(8, 8, 1)],
+    "a class of its own": lambda: [Scaled(), nn.Conv2d(8, 8, 1)],
+}
+
+
+@pytest.mark.parametrize("name", REPLICATED)
+def test_a_replica_of_data_parallelism_keeps_no_more(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), *REPLICATED[name]()).double()
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    x = torch.randn(16, 8, 8, 8, dtype=torch.double)
+    step(converted, x)  # the plan that its replicas use
+    results = []
+    for network in (model, converted):
+        network.zero_grad()
+        y = replica_of(network)(x)
+        y.square().sum().backward()
+        results.append([y.detach(), *(p.grad for p in network.parameters() if p.grad is not None)])
+    assert_all_close(results[1], results[0])
+    kept = []
+    for network in (model, converted, replica_of(converted)):
+        with palimpsest.memory.measure() as measured:
+            y = network(x)
+            measured.forward_done()
+            del y
+        kept.append(measured.kept_bytes)
+    assert kept[2] <= kept[1] < kept[0]
+
+
 class Broadcast(nn.Module):
     """A sum that no operator of ours takes."""
 

@@ -71,11 +71,16 @@ _hooks_of = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backwa
 _OF_CONVOLUTION = ("padding_mode", "kernel_size", "stride", "padding", "dilation", "groups")
 _PLAIN = frozenset((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Linear))
 _values_of_convolution = operator.itemgetter(*_OF_CONVOLUTION, "_parameters")
-_bias_of = operator.methodcaller("get", "bias")  # a replica has no parameters
+_bias_of = operator.methodcaller("get", "bias")  # a convolution may lack it
+
+
+def _parameters_of(d):
+    """Name to parameter of a module. Those of a replica of DataParallel are attributes."""
+    return d["_parameters"] | d["_former_parameters"] if d.get("_former_parameters") else d["_parameters"]
 
 
 def _which_are_none(d):
-    return [t is None for table in (d["_parameters"], d["_buffers"]) for t in table.values()]
+    return [t is None for table in (_parameters_of(d), d["_buffers"]) for _, t in sorted(table.items())]
 
 
 def _part_at(root, path):
@@ -139,6 +144,7 @@ def _names_read(module, read):
     kind = type(module)
     names = [k for k in module.__dict__ if k not in tracing.OF_EVERY_MODULE and (k in read or _is_torchs(kind))]
     is_called = isinstance(module, nn.modules.dropout._DropoutNd)  # reads its rate when it runs
+    names = [k for k in names if k not in module.__dict__.get("_former_parameters", ())]
     return [k for k in names if not k.startswith(_OF_REGIONS_AND_REPLICAS) and not (is_called and k == "p")]
 
 
@@ -218,7 +224,7 @@ class Watch:
             return (), ()
         if layers.is_torchs_convolution(module):
             self._convolutions.append(d)
-            return (_frozen(_values_of_convolution(d)[:-1]), d["_parameters"].get("bias") is None), ()
+            return (_frozen(_values_of_convolution(d)[:-1]), _parameters_of(d).get("bias") is None), ()
         names = _names_read(module, read)
         others = [d["training"]]
         tensors = [k for k in names if isinstance(d[k], torch.Tensor)]
@@ -232,7 +238,7 @@ class Watch:
             self._sized.append(d["_modules"])
         if not _is_torchs(kind):
             self._sized += [d["_parameters"], d["_buffers"]]
-            others += [*d["_parameters"], *d["_buffers"], *_which_are_none(d)]
+            others += [*sorted(_parameters_of(d)), *sorted(d["_buffers"]), *_which_are_none(d)]
             if d["_parameters"] or d["_buffers"]:
                 self._looks.append((_which_are_none, d))
         return tuple([(k, _frozen(d[k])) for k in names]), tuple(others)
