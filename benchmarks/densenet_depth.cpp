@@ -54,6 +54,7 @@ struct Memory {
 };
 
 Memory memory_at(const Form& form, int64_t depth, int64_t batch) {
+  memory::release_retained();  // what the timings of another depth needed
   DenseTraining training({model_of(depth), batch, 32}, form.form, true);
   for (auto& p : training.model->parameters()) p.mutable_grad() = torch::zeros_like(p);  // as after a step
   memory::Meter meter;
