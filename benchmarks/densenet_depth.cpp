@@ -67,8 +67,8 @@ Memory memory_at(const Form& form, int64_t depth, int64_t batch) {
           static_cast<double>(meter.peak_bytes() - meter.base_bytes()) / 1e6};
 }
 
-/// Memory at a batch of 64: that of libtorch's layers by a straight line through two batches in whose steps, too, the
-/// activations are the peak, not the gradients of the weights.
+/// Memory at a batch of 64. That of libtorch's layers is by a straight line through two batches, which are large enough
+/// that saved tensors make the peak, and not the gradients of the weights.
 Memory memory_of(const Form& form, int64_t depth) {
   if (form.form.strategy != nn::Strategy::kStandard) return memory_at(form, depth, kBatch);
   constexpr int64_t kSmall = 4, kLarge = 6;  // 1000 layers keep 2.4 GB per image
@@ -181,7 +181,7 @@ nlohmann::ordered_json to_json(const std::vector<Point>& points, int repeats) {
 int run_program(int argc, char** argv) {
   const Options options = parse_options(
       argc, argv,
-      "Memory and time of densely connected networks of 40 to 1000 layers; it takes half an hour.");
+      "Memory and time of densely connected networks of 40 to 1000 layers; it takes a quarter of an hour.");
   memory::install_counting_allocator();
   std::printf("%6s  %-16s %12s %12s %12s\n", "layers", "form", "kept MB", "peak MB", "s per step");
   std::vector<Point> points;

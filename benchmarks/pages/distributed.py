@@ -3,7 +3,7 @@ layer's synchronization takes on this machine (synchronization_time.json).
 
   python benchmarks/pages/distributed.py [--latency-us 10] [--gigabytes-per-second 25]
 
-prints the table by formula for another latency and bandwidth. With the figures by which a message takes latency + bytes / bandwidth:
+prints the table by formula for another latency and bandwidth. A message takes latency + bytes / bandwidth:
   all-gather of n bytes per rank    (P - 1) * n / bandwidth + ceil(log2 P) * latency
   all-reduce of n bytes             2 * (P - 1) / P * n / bandwidth + 2 * ceil(log2 P) * latency
 the least that a ring (bytes) and a tree (latency) need. Transports come close to the larger term.

@@ -19,9 +19,9 @@ A layer is batch normalization and leaky ReLU, forward and backward (`bench_laye
 and the largest ratio of its shapes. "Over f32" is its time over our own in f32. "Over memory" is its time, in all
 dtypes, over that of bare passes over the same memory, for tensors larger than most caches: 5 in NCHW, 8 in
 channels-last. The layer with frozen statistics is of one shape, in all dtypes and layouts. Max pooling is of several
-windows, in both layouts (`bench_max_pool_time`). A step is one of training in f32. That of DenseNet-121 has the
-dense strategy `fused`, and libtorch's layers as opponent (`bench_densenet_time`); the others have normalizations in place, against
-`standard` (`bench_model_step`).
+windows, in both layouts (`bench_max_pool_time`). A step is one of training in f32. That of DenseNet-121 has the dense
+strategy `fused`, and libtorch's layers as opponent (`bench_densenet_time`); the others have normalizations in place,
+against `standard` (`bench_model_step`).
 
 {ratios}
 

@@ -150,7 +150,7 @@ std::vector<Setting> make_settings() {
        "share of values that dropout sets to zero; -1: the network's own", kNamesModel,
        PALIMPSEST_FIELD(model.dropout), kDropout},
       {"model", "stochastic_depth", "stochastic-depth", "<probability>",
-       "efficientnet: of leaving out the last block in a training step, and less for earlier blocks; -1: the "
+       "efficientnet: that a training step leaves out the last block; less for earlier blocks; -1: the "
        "network's own",
        kNamesModel, PALIMPSEST_FIELD(model.stochastic_depth), kDropout},
       {"model", "output_stride", "output-stride", "<pixels>",

@@ -19,23 +19,20 @@ template <class T>
 struct Layers {
   AbnCase c, all_normalized;
   kernels::AbnProblem problem;
-  AbnTensors<T> plain, normalized, t;
+  AbnTensors<T> plain, normalized;
   std::vector<int64_t> index;
   std::vector<bool> has_slot;
   std::vector<T> x_hat;
 
   Layers(const AbnCase& given, std::vector<int64_t> channels)
       : c(given),
-        all_normalized(given),
+        all_normalized(with_all_normalized(given)),
         problem(c.problem<T>()),
         plain(c),
-        normalized(c),
-        t(c),
+        normalized(all_normalized),
         index(std::move(channels)),
         has_slot(static_cast<std::size_t>(c.shape.c)),
         x_hat(index.size() * static_cast<std::size_t>(c.shape.per_channel())) {
-    all_normalized.saved = Saved::kNormalized;
-    normalized = AbnTensors<T>(all_normalized);
     run_cpu(c, plain);
     run_cpu(all_normalized, normalized);
     for (const int64_t channel : index) has_slot[static_cast<std::size_t>(channel)] = true;
@@ -45,11 +42,23 @@ struct Layers {
     return {index.data(), static_cast<int64_t>(index.size()), x_hat.data()};
   }
 
-  /// The values of some channels of `of_slots`, and of the others of `of_others`.
+  static AbnCase with_all_normalized(AbnCase c) {
+    c.saved = Saved::kNormalized;
+    return c;
+  }
+
+  /// The channel of the i-th value in memory.
+  std::size_t channel_at(int64_t i) const { return static_cast<std::size_t>(i / c.shape.s % c.shape.c); }
+  /// The layer whose results a channel must have.
+  AbnTensors<T>& wanted(int64_t channel) {
+    return has_slot[static_cast<std::size_t>(channel)] ? normalized : plain;
+  }
+
+  /// The values of channels with slots of `of_slots`, and of the others of `of_others`.
   Buffer<T> mixed(Buffer<T>& of_slots, Buffer<T>& of_others) const {
     Buffer<T> result(c.shape.elements());
     for (int64_t i = 0; i < result.size(); ++i)
-      result[i] = (has_slot[static_cast<std::size_t>(i / c.shape.s % c.shape.c)] ? of_slots : of_others)[i];
+      result[i] = (has_slot[channel_at(i)] ? of_slots : of_others)[i];
     return result;
   }
 };
@@ -99,18 +108,15 @@ void expect_backward(Layers<T>& l) {
   AbnTensors<T> t = l.plain;
   if (!l.c.makes_z_again())  // otherwise z is made of it
     for (int64_t i = 0; i < l.c.shape.elements(); ++i)
-      if (l.has_slot[static_cast<std::size_t>(i / l.c.shape.s % l.c.shape.c)])
-        t.saved_tensor(l.c)[i] = T(NAN);
+      if (l.has_slot[l.channel_at(i)]) t.saved_tensor(l.c)[i] = T(NAN);
   kernels::AbnBackward backward = t.backward(l.c);
   backward.normalized = l.slots();
   kernels::cpu::abn_backward_reduce(l.problem, backward);
   std::vector<double> size(static_cast<std::size_t>(l.c.shape.c));
   for (int64_t i = 0; i < l.c.shape.elements(); ++i)
-    size[static_cast<std::size_t>(i / l.c.shape.s % l.c.shape.c)] +=
-        std::abs(static_cast<double>(l.plain.dz[i]));
+    size[l.channel_at(i)] += std::abs(static_cast<double>(l.plain.dz[i]));
   for (int64_t c = 0; c < l.c.shape.c; ++c) {
-    const bool is_slot = l.has_slot[static_cast<std::size_t>(c)];
-    AbnTensors<T>& want = is_slot ? l.normalized : l.plain;
+    AbnTensors<T>& want = l.wanted(c);
     const double allowed = 4 * reordered * size[static_cast<std::size_t>(c)];
     EXPECT_NEAR(t.sum_dy[c], want.sum_dy[c], allowed) << c;
     EXPECT_NEAR(t.sum_dy_xhat[c], want.sum_dy_xhat[c], allowed) << c;
@@ -119,7 +125,7 @@ void expect_backward(Layers<T>& l) {
 
   // With the same sums the same bytes.
   for (int64_t c = 0; c < l.c.shape.c; ++c) {
-    AbnTensors<T>& want = l.has_slot[static_cast<std::size_t>(c)] ? l.normalized : l.plain;
+    AbnTensors<T>& want = l.wanted(c);
     t.sum_dy[c] = want.sum_dy[c], t.sum_dy_xhat[c] = want.sum_dy_xhat[c];
   }
   kernels::cpu::abn_backward_apply(l.problem, backward, m);

@@ -94,6 +94,7 @@ def is_norm_of_samples(module):
 
 
 def is_instance_norm(module):
+    """torch's InstanceNorm, or a class of it."""
     return isinstance(module, nn.modules.instancenorm._InstanceNorm)
 
 
