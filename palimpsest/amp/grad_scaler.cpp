@@ -193,15 +193,17 @@ GradScalerState GradScaler::state() const {
 
 void GradScaler::load(const GradScalerState& state) {
   check_scale(state.scale);
+  // The scale grows when the tracker equals the interval: it would never do so from above.
+  const int64_t tracker = std::min(state.growth_tracker, options_.growth_interval - 1);
   initial_scale_ = state.scale;
-  initial_tracker_ = state.growth_tracker;
+  initial_tracker_ = tracker;
   skipped_in_a_row_ = state.skipped_in_a_row;
   optimizers_.clear();
   skipped_ = false;
   if (!scale_.defined()) return;
   scale_.fill_(state.scale);
-  growth_tracker_.fill_(state.growth_tracker);
-  on_host_ = OnHost{static_cast<float>(state.scale), state.growth_tracker};
+  growth_tracker_.fill_(tracker);
+  on_host_ = OnHost{static_cast<float>(state.scale), tracker};
 }
 
 }  // namespace palimpsest::amp

@@ -90,8 +90,9 @@ class GradScaler {
   const GradScalerOptions& options() const { return options_; }
 
   GradScalerState state() const;
-  /// Continues from `state`. Call it between two iterations. Throws Error(kUsage) unless its scale is above 0
-  /// and finite.
+  /// Continues from `state`. Call it between two iterations. If the state is of a scaler with a larger
+  /// growth_interval, and this one's has passed, the scale grows after the next step. Throws Error(kUsage)
+  /// unless its scale is above 0 and finite.
   void load(const GradScalerState& state);
 
  private:

@@ -57,7 +57,7 @@ constexpr Range kPositiveShare{.low = 0, .high = 1, .above = true};
 constexpr Range kStride{.low = 8, .high = 16};
 constexpr Range kAtLeast16{.low = 16};
 constexpr Range kByte{.low = 0, .high = 255};
-constexpr Range kCrop{.low = 0, .high = 16384};  // 2^28 pixels, as for an image that is read
+constexpr Range kCrop{.low = 0, .high = 16384};  // 2^28 pixels, as for an image made larger
 constexpr Range kScale{.low = 0.01, .high = 100};
 constexpr Range kAspect{.low = 1, .high = 100};
 constexpr Range kLighting{.low = 0, .high = 10};

@@ -179,7 +179,6 @@ bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
     }
   }).join();
   if (!failure) return on_cpu || meter->peak_bytes() <= limit;
-  optimizer_.optimizer->zero_grad();  // an interrupted backward pass leaves gradients
   if (!on_cpu)
     memory::release_cached(format_.device);  // in pieces that the next trial may not be able to use
   try {

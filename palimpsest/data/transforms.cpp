@@ -17,7 +17,7 @@ namespace palimpsest::data {
 namespace {
 
 constexpr double kLeastScale = 0.01;
-constexpr int64_t kMostShortSide = 1 << 20;  // times the 2^28 pixels of an image: far below 2^63
+constexpr int64_t kMostShortSide = 1 << 20;  // times the 160 million pixels of an image: far below 2^63
 
 void require(bool condition, const std::string& what, double got) {
   if (condition) return;

@@ -20,7 +20,7 @@ enum class Orientation {
 /// Reads a JPEG or PNG file as u8 (H, W, 3) RGB. The first bytes decide the format, not the name. Converts
 /// grey, palette and CMYK images, reduces 16 bits to 8 and drops alpha. `orientation` concerns JPEG only.
 /// Throws Error(kData), with the path, for a file that is missing, unreadable, truncated (libjpeg alone would
-/// fill the rest with grey), corrupt, of another format, or of more than 2^28 pixels.
+/// fill the rest with grey), corrupt, of another format, or of more than 160 million pixels.
 at::Tensor read_image(const std::filesystem::path& path, Orientation orientation = Orientation::kUpright);
 
 /// The height and width of a picture in pixels.

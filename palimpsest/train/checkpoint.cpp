@@ -77,6 +77,23 @@ void set_state(at::Generator generator, const at::Tensor& state, const char* nam
   }
 }
 
+/// Sets the generators of the processor and of the module's GPU, if it has one and `gpu` is defined: both or, with an
+/// Error, none.
+void set_states(const torch::nn::Module& module, const at::Tensor& cpu, const at::Tensor& gpu,
+                const std::string& where) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const at::Tensor before = generator.get_state();
+  set_state(generator, cpu, kGenerator, where);
+  const auto other = gpu_generator(module);
+  if (!other || !gpu.defined()) return;
+  try {
+    set_state(*other, gpu, kGpuGenerator, where);
+  } catch (...) {
+    generator.set_state(before);
+    throw;
+  }
+}
+
 std::string bytes_of(const at::Tensor& state) {
   const at::Tensor plain = state.contiguous();
   return {static_cast<const char*>(plain.const_data_ptr()), static_cast<std::size_t>(plain.numel())};
@@ -268,9 +285,7 @@ GeneratorStates generator_states(const torch::nn::Module& module) {
 
 void set_generator_states(const torch::nn::Module& module, const GeneratorStates& states,
                           const std::string& where) {
-  set_state(at::detail::getDefaultCPUGenerator(), tensor_of(states.cpu), kGenerator, where);
-  if (const auto generator = gpu_generator(module); generator && !states.gpu.empty())
-    set_state(*generator, tensor_of(states.gpu), kGpuGenerator, where);
+  set_states(module, tensor_of(states.cpu), states.gpu.empty() ? at::Tensor() : tensor_of(states.gpu), where);
 }
 
 void require_same_data(const std::filesystem::path& checkpoint, const std::string& saved,
@@ -354,9 +369,7 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
 
   read_rows(parts.rank_generators, &GeneratorStates::cpu, state.other_ranks, path);
   read_rows(parts.rank_gpu_generators, &GeneratorStates::gpu, state.other_ranks, path);
-  set_state(at::detail::getDefaultCPUGenerator(), parts.generator, kGenerator, path.string());
-  if (const auto generator = gpu_generator(module); generator && parts.gpu_generator.defined())
-    set_state(*generator, parts.gpu_generator, kGpuGenerator, path.string());
+  set_states(module, parts.generator, parts.gpu_generator, path.string());
   nn::load_state_dict(tensors, parts.module);
   optimizer_loader.load();
   state.averages = std::move(parts.averages);

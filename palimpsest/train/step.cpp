@@ -97,25 +97,27 @@ bool Step::run_parts(torch::optim::Optimizer& optimizer, int64_t parts,
   const auto enter = [&](Phase phase) {
     if (options.entering) options.entering(phase);
   };
-  for (int64_t part = 0; part < parts; ++part) {
-    enter(Phase::kForward);
-    if (part == 0) begin(options.observe);
-    at::Tensor value;
-    try {
-      value = loss_of_part(part);
-    } catch (...) {
-      if (part > 0) optimizer.zero_grad();  // the next step must not add to the gradients of this one
-      throw;
+  begin(options.observe);
+  bool has_gradients = false;
+  try {
+    for (int64_t part = 0; part < parts; ++part) {
+      enter(Phase::kForward);
+      at::Tensor value = loss_of_part(part);
+      forward_done(value);
+      enter(Phase::kBackward);
+      has_gradients = true;
+      backward(value, part == parts - 1);
     }
-    forward_done(value);
-    enter(Phase::kBackward);
-    backward(value, part == parts - 1);
+    enter(Phase::kUpdate);
+    update(optimizer, options.change_gradients);
+  } catch (...) {
+    // The next step must not add to the gradients of this one, nor begin with its statistics.
+    if (has_gradients) optimizer.zero_grad();
+    if (buffers_) buffers_->restore();
+    throw;
   }
-  enter(Phase::kUpdate);
-  update(optimizer, options.change_gradients);
-  const bool stepped = end();
   optimizer.zero_grad();
-  return stepped;
+  return end();
 }
 
 void Step::begin(bool observe) {

@@ -64,8 +64,8 @@ class Step {
     std::function<void()> change_gradients = {};  ///< update() calls it
   };
   /// Runs one step: computes the loss, its gradients and the update, and frees the gradients, so that the
-  /// next forward pass can use their memory. Returns false if the step was skipped. An exception of `loss`
-  /// passes through and leaves the parameters unchanged.
+  /// next forward pass can use their memory. Returns false if the step was skipped. An exception passes
+  /// through, frees the gradients, and leaves the parameters unchanged unless it comes from optimizer.step().
   bool run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss,
            const RunOptions& options);
   bool run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss) {

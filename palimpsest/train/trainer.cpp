@@ -324,7 +324,9 @@ class Run {
     record.loss_scale = step_.loss_scale();
     StepLoss loss(network_, std::move(batch), loss_options, format_.precision, options_.accumulate, group_);
     Step::RunOptions run;
-    run.observe = options_.histogram_every > 0 && steps_done_ % options_.histogram_every == 0;
+    // A skipped step shows nothing: the one after it is observed in its place.
+    run.observe =
+        options_.histogram_every > 0 && steps_done_ % options_.histogram_every <= step_.skipped_in_a_row();
     auto timeline = meter && reports_.wants_timeline(steps_taken_) ? start_timeline() : nullptr;
     bool forward_done = false;
     run.entering = [&](Step::Phase phase) {
@@ -374,7 +376,7 @@ class Run {
       throw overflow(options_, record, checkpoints_.remaining());
     }
     record.skipped_steps = step_.skipped_steps();
-    if (options_.histogram_every > 0 && pending.stepped) pending.step.observation = step_.observation();
+    if (run.observe && pending.stepped) pending.step.observation = step_.observation();
     if (timeline) {
       timeline->stop();
       reports_.add(StepTimeline{steps_done_ + 1, timeline->samples(), timeline->marks()});

@@ -199,6 +199,24 @@ TEST(GradScaler, ItsStateContinuesInAnother) {
   }
 }
 
+TEST(GradScaler, AStateFromALongerIntervalGrowsAfterTheNextStep) {
+  for (const bool used_before : {false, true}) {
+    Toy toy;
+    GradScaler scaler(small_options());
+    if (used_before) scaler.scale(torch::ones({}));
+    scaler.load({8, 4950, 0});
+    std::vector<double> scales;
+    for (int step = 0; step < 2; ++step) {
+      toy.backward(scaler, 1.0f);
+      scaler.step(toy.sgd);
+      scaler.update();
+      toy.sgd.zero_grad();
+      scales.push_back(scaler.get_scale());
+    }
+    EXPECT_EQ(scales, (std::vector<double>{16, 16})) << "used before: " << used_before;
+  }
+}
+
 TEST(GradScaler, AWrongOrderIsRefused) {
   Toy toy;
   GradScaler scaler(small_options());

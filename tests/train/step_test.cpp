@@ -132,6 +132,33 @@ TEST(Step, AnExceptionOfTheLossPassesAndTheNextStepWorks) {
   EXPECT_TRUE(one.step.run(sgd, [&] { return one.loss(); }));
 }
 
+TEST(Step, AnExceptionOfBackwardLeavesNoGradientsToTheNextStep) {
+  for (const StepOptions& options : {StepOptions{}, kConstantScale})
+    for (const int64_t parts : {1, 2}) {
+      OneBatch net(options), twin(options);
+      twin.images = net.images;
+      for (const OneBatch* one : {&net, &twin}) one->model->dropout->eval();
+      torch::optim::SGD sgd(net.model->parameters(), 0.1), twin_sgd(twin.model->parameters(), 0.1);
+      const auto before = net.values();
+      at::Tensor first = net.model->parameters()[0];
+      int64_t calls = 0;
+      const auto hook = first.register_hook([&](const at::Tensor& /*gradient*/) {
+        if (++calls == parts) throw std::runtime_error("no memory");
+      });
+      const auto step = [&](OneBatch& of, torch::optim::SGD& optimizer) {
+        return of.step.run_parts(optimizer, parts, [&](int64_t /*part*/) { return of.loss(); }, {});
+      };
+      EXPECT_THROW(step(net, sgd), std::runtime_error);
+      first.remove_hook(hook);
+      for (const auto& p : net.model->parameters()) EXPECT_FALSE(p.grad().defined());
+      if (net.step.scales()) expect_equal(net.values(), before);  // statistics, too
+      EXPECT_TRUE(step(net, sgd));
+      EXPECT_TRUE(step(twin, twin_sgd));
+      for (std::size_t i = 0; i < net.model->parameters().size(); ++i)
+        EXPECT_TRUE(net.model->parameters()[i].equal(twin.model->parameters()[i])) << i;
+    }
+}
+
 /// Has no memory for its state in its first step.
 class FailsOnce : public torch::optim::SGD {
  public:
@@ -151,7 +178,6 @@ TEST(Step, AnExceptionOfTheOptimizerPassesAndTheNextStepWorks) {
     FailsOnce sgd(net.model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     const auto before = net.values();
     EXPECT_THROW(net.step.run(sgd, [&] { return net.loss(); }), std::runtime_error);
-    sgd.zero_grad();
     EXPECT_TRUE(net.step.run(sgd, [&] { return net.loss(); }));
     EXPECT_FALSE(net.values()[0].equal(before[0]));
     EXPECT_EQ(net.step.steps_done(), 1);

@@ -270,5 +270,23 @@ TEST(TrainerPrecision, HistogramsOfGradientsAreLoggedAndDrawn) {
   }
 }
 
+TEST(TrainerPrecision, ASkippedStepHasItsHistogramInTheNextOne) {
+  const TemporaryFolder folder;
+  using Steps = std::vector<int64_t>;
+  for (const std::string scale : {"dynamic", "auto"})
+    for (const auto& [skipped, want] : {std::pair{5, Steps{1, 6, 9}}, {3, Steps{1, 5, 9}}}) {
+      auto options = options_in("f16", folder / (scale + std::to_string(skipped)));
+      options.loss_scale = scale;
+      options.histogram_every = 4;
+      TinyRun run;
+      run.at_step(skipped, [](const at::Tensor& logits) { return logits * kInfinity; });
+      run.train(options);
+      Steps steps;
+      for (const auto& line : read_log(options.output))
+        if (line["type"] == "exponents") steps.push_back(line["step"]);
+      EXPECT_EQ(steps, want) << scale << ", without step " << skipped;
+    }
+}
+
 }  // namespace
 }  // namespace palimpsest::train

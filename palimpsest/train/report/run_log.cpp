@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
@@ -197,6 +198,13 @@ EndRecord end_of(const Line& line) {
   throw Error(ErrorKind::kOutput, fmt::format("cannot write {}: {}", path.string(), std::strerror(reason)));
 }
 
+/// Shortens the file by `bytes` if the system lets it.
+void remove_end(int descriptor, std::size_t bytes) {
+  struct stat file = {};
+  if (::fstat(descriptor, &file) != 0) return;
+  [[maybe_unused]] const int failed = ::ftruncate(descriptor, file.st_size - static_cast<off_t>(bytes));
+}
+
 }  // namespace
 
 RunLog::RunLog(std::filesystem::path path, int64_t step) : path_(std::move(path)) {
@@ -230,7 +238,12 @@ void RunLog::write_line(const std::string& line) {
   for (std::size_t done = 0; done < line.size();) {
     const ssize_t count = ::write(descriptor_, line.data() + done, line.size() - done);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(path_);
+    if (count < 0) {
+      const int reason = errno;
+      remove_end(descriptor_, done);  // the next line must not be added to a part of this one
+      errno = reason;
+      fail(path_);
+    }
     done += static_cast<std::size_t>(count);
   }
 }

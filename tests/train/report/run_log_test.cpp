@@ -103,8 +103,14 @@ TEST(RunLog, AFileSizeLimitIsAnErrorThatNamesTheFile) {
   const TemporaryFolder folder;
   RunLog log(folder / "log.jsonl");
   log.write(step(1));
-  const FileSizeLimit full(std::filesystem::file_size(folder / "log.jsonl") + 10);
-  expect_error(ErrorKind::kOutput, {"log.jsonl", "File too large"}, [&] { log.write(step(2)); });
+  const std::string before = io::read_file(folder / "log.jsonl");
+  {
+    const FileSizeLimit full(before.size() + 10);
+    expect_error(ErrorKind::kOutput, {"log.jsonl", "File too large"}, [&] { log.write(step(2)); });
+  }
+  EXPECT_EQ(io::read_file(folder / "log.jsonl"), before);
+  log.write(EndRecord{.reason = "the disk was full"});
+  EXPECT_EQ(read_run_log(folder / "log.jsonl").end->reason, "the disk was full");
 }
 
 TEST(RunLog, AFolderThatCannotBeMadeIsAnErrorThatNamesTheFile) {
