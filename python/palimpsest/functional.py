@@ -248,4 +248,4 @@ def _torchs_upsampled_cross_entropy(logits, targets, weight, ignore_index, label
             valid = valid & chosen.view_as(valid)
     weights = valid.to(losses.dtype) if weight is None else weight.to(losses)[ids.masked_fill(~valid, 0)] * valid
     total = weights.sum()
-    return torch.where(total > 0, torch.where(valid, losses, 0).sum() / total, 0)
+    return torch.where(total > 0, torch.where(valid, losses, 0).sum() / torch.where(total > 0, total, 1), 0)

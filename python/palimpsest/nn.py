@@ -168,7 +168,7 @@ _norm_state = operator.attrgetter("training", "momentum", "eps", "track_running_
 _conv_state = operator.attrgetter("stride", "dilation", "groups", "padding_mode")
 
 
-def dense_block_fits(layers: Sequence[Any]) -> bool:
+def dense_block_fits(layers: Sequence[Any], group: str = "") -> bool:
     """Whether dense_block computes what the layers' modules say now: these can be replaced, frozen, given a bias."""
     state = _norm_state(layers[0].norm1)
     if state[1] is None or not state[3]:
@@ -179,7 +179,7 @@ def dense_block_fits(layers: Sequence[Any]) -> bool:
         for norm in (norm1, norm2):
             weight, bias = weight_and_bias(norm)
             if type(norm) not in (torch.nn.BatchNorm2d, _SharedBatchNorm2d) or _norm_state(norm) != state or weight is None or bias is None \
-                    or norm._buffers["running_mean"] is None:
+                    or norm._buffers["running_mean"] is None or getattr(norm, "group", "") != group:
                 return False
         for conv in (conv1, conv2):
             if type(conv) is not torch.nn.Conv2d or _conv_state(conv) != ((1, 1), (1, 1), 1, "zeros") \
@@ -193,7 +193,7 @@ def dense_block_fits(layers: Sequence[Any]) -> bool:
 
 def dense_block(x: torch.Tensor, layers: Sequence[Any], activation: str, activation_param: float,
                 dropout: float, group: str = "") -> torch.Tensor:
-    """x and the features of each layer, by one operator. dense_block_fits(layers) must hold."""
+    """x and the features of each layer, by one operator. dense_block_fits(layers, group) must hold."""
     norm1, norm2 = (list(zip(*(settings_of(layer._modules[name]) for layer in layers))) for name in ("norm1", "norm2"))
     conv1, conv2 = ([weight_and_bias(layer._modules[name])[0] for layer in layers] for name in ("conv1", "conv2"))
     training, momentum, eps = (column[0] for column in norm1[4:])
@@ -236,7 +236,7 @@ class DenseBlock(torch.nn.Module):
         is_plain = len(rates) > 1 or torch.compiler.is_compiling() or functional.is_exporting() \
             or any(type(layer) is not _DenseLayer for layer in layers) \
             or any(_is_listened(module) for layer in layers for module in layer.modules())
-        if not is_plain and dense_block_fits(layers):
+        if not is_plain and dense_block_fits(layers, self.group):
             return dense_block(x, layers, self.activation, self.activation_param, rates.pop(), self.group)
         features = [x]
         for layer in layers:

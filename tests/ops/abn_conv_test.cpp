@@ -336,6 +336,37 @@ TEST(AbnConv, AThousandPassesLeaveNothingBehind) {
   }
 }
 
+TEST(AbnConv, AConvolutionThatCannotRunLeavesTheInputAndTheStatistics) {
+  const at::Tensor before = torch::randn({2, 4, 5, 5}), kernel = torch::randn({3, 4, 1, 1});
+  const ConvolutionOptions plain{{1, 1}, {0, 0}, {1, 1}, 1};
+  struct Case {
+    at::Tensor kernel;
+    OptionalTensor bias;
+    const char* message;
+  };
+  for (const auto saved : {Saved::kPreActivation, Saved::kOutput})
+    for (const Case& c :
+         {Case{kernel, torch::randn(5),
+               "[abn_conv] the convolution's bias needs one value per output channel, 3, got"},
+          Case{kernel, torch::randn({3, 1}), "got shape [3, 1]"},
+          Case{kernel, torch::randn(3, at::kDouble), "must have the dtype of its weight, Float, got Double"},
+          Case{kernel, torch::empty({3}, at::Device(at::kMeta)),
+               "bias must be on the device of x, cpu, got meta"},
+          Case{torch::empty({3, 4, 1, 1}, at::Device(at::kMeta)),
+               {},
+               "weight must be on the device of x, cpu, got meta"},
+          Case{torch::randn({3, 4, 6, 1}), {}, "the window must fit into the padded image, got 6 pixels"}}) {
+      at::Tensor x = before.clone();
+      const NormalizationTensors norm{torch::rand(4) + 0.5, torch::randn(4), torch::zeros(4), torch::ones(4)};
+      AbnOptions options;
+      options.saved = saved;
+      const std::string message = error_of([&] { abn_conv_(x, norm, c.kernel, c.bias, plain, options); });
+      EXPECT_NE(message.find(c.message), std::string::npos) << message;
+      EXPECT_TRUE(x.equal(before)) << c.message;
+      EXPECT_TRUE(norm.running_mean->equal(torch::zeros(4)) && norm.running_var->equal(torch::ones(4)));
+    }
+}
+
 TEST(AbnConv, WhatDoesNotFitIsRefused) {
   const at::Tensor x = torch::randn({2, 4, 5, 5}), kernel = torch::randn({4, 4, 1, 1});
   const NormalizationTensors norm;

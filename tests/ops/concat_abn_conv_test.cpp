@@ -104,6 +104,29 @@ TEST(ConcatAbnConv, SavesNoTensorOfItsOwn) {
   EXPECT_LE(live() - before, static_cast<int64_t>(out.nbytes()) + vectors);
 }
 
+TEST(ConcatAbnConv, TakesFeaturesOfAnotherDtypeThanTheWeights) {
+  Tensors t = operands();
+  for (std::size_t i = 0; i < 2; ++i) t[i] = t[i].detach().to(at::kBFloat16).set_requires_grad(true);
+  const auto of_block = [&](const at::Tensor& out) {
+    return torch::autograd::grad({out.square().sum()}, {t[0], t[1], t[2], t[3], t[4]});
+  };
+  AbnOptions options;
+  options.saved = Saved::kInput;
+  const auto want =
+                 of_block(abn_conv(torch::cat({t[0], t[1]}, 1), norm_of(t), t[4], {}, kPointwise, options)),
+             got = of_block(concat_abn_conv({t[0], t[1]}, norm_of(t), t[4], kPointwise, options));
+  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(got[i].equal(want[i])) << i;
+}
+
+TEST(ConcatAbnConv, TakesFeaturesThatLibtorchNegatesLater) {
+  const at::NoGradGuard no_grad;
+  const Tensors t = operands();
+  const at::Tensor all = at::_neg_view(torch::cat({t[0], t[1]}, 1));
+  const Tensors features{all.narrow(1, 0, 3), all.narrow(1, 3, 5)};
+  EXPECT_TRUE(concat_abn_conv(features, norm_of(t), t[4], kPointwise)
+                  .equal(concat_abn_conv({-t[0], -t[1]}, norm_of(t), t[4], kPointwise)));
+}
+
 TEST(ConcatAbnConv, RefusesWhatDoesNotFitAndASecondDerivative) {
   const Tensors t = operands();
   const auto refused = [](const std::function<void()>& call) {

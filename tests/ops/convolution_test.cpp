@@ -217,6 +217,22 @@ TEST(Convolution, TakesWeightsAndGradientsOfAnyStrides) {
   }
 }
 
+TEST(Convolution, TakesTensorsThatLibtorchNegatesLater) {
+  for (const ConvolveCase& c : kConvolveCases) {
+    const ConvolveTensors t = tensors_of(c, at::kFloat, true, false, c.images);
+    const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
+    const at::Tensor dout = torch::randn_like(out);
+    const auto want = torch::autograd::grad({out}, {t.x, t.weight}, {dout.neg()}, /*retain_graph=*/true);
+    const auto got = torch::autograd::grad({out}, {t.x, t.weight}, {at::_neg_view(dout)});
+    const at::NoGradGuard no_grad;
+    const at::Tensor negated = convolution(at::_neg_view(t.x), t.weight, {}, c.options);
+    EXPECT_LE(relative_error(negated, libtorchs(t, c.options).neg().to(at::kDouble)),
+              tolerance_across_kinks(at::kFloat));
+    for (size_t i = 0; i < 2; ++i)
+      EXPECT_LE(relative_error(got[i], want[i].to(at::kDouble)), tolerance_across_kinks(at::kFloat));
+  }
+}
+
 TEST(Convolution, KeepsItsInputOnly) {
   if (!memory::counting_allocator_installed()) GTEST_SKIP() << "needs the counting allocator";
   for (const ConvolveCase& c : kConvolveCases)

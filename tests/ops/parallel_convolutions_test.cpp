@@ -165,6 +165,9 @@ TEST(ParallelConvolutions, RefuseWhatDoesNotFit) {
            "[parallel_convolutions] all weights must have one dtype, got Float and Double");
   contains(message(t[0], {t[1], t[2]}, {kOptions[0], kOptions[0]}),
            "[parallel_convolutions] all convolutions must give one spatial size, got [9, 10] and [7, 8]");
+  contains(
+      message(t[0].to(at::kDouble), {t[1]}, {kOptions[0]}),
+      "[parallel_convolutions] without autocast, x must have the dtype of the weights, Float, got Double");
   contains(message(t[0].slice(1, 0, 6), {t[1]}, {kOptions[0]}), "[parallel_convolutions] weight.size(1)");
 }
 

@@ -40,6 +40,17 @@ def test_kernels_of_ours_run_in_a_depthwise_layer():
     assert "Convolution" in y.grad_fn.name() and y.grad_fn.name() != "ConvolutionBackward0"
 
 
+def test_gradients_may_be_batched():
+    layer = palimpsest.nn.Conv2d(32, 32, 3, padding=1, groups=4).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 32, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = layer(x)
+    given = torch.randn(3, *y.shape)
+    batched = torch.autograd.grad(y, (x, layer.weight), given, is_grads_batched=True, retain_graph=True)
+    single = [torch.autograd.grad(y, (x, layer.weight), one, retain_graph=True) for one in given]
+    for got, want in zip(batched, zip(*single), strict=True):
+        assert (got - torch.stack(want)).norm() <= 2e-6 * got.norm()
+
+
 def test_one_image_without_a_batch():
     layer = palimpsest.nn.Conv2d(3, 4, 3)
     assert torch.equal(layer(torch.ones(3, 5, 5)), of_torch(layer)(torch.ones(3, 5, 5)))

@@ -268,6 +268,15 @@ def test_a_dense_block_synchronizes_where_torch_says_so(monkeypatch):
     assert len(synchronized) == 4
 
 
+def test_a_dense_block_follows_its_normalizations_where_they_have_another_group():
+    torch.manual_seed(4)
+    block = nn.DenseBlock(2, 8, 4)
+    x = torch.randn(2, 8, 6, 6)
+    want = block(x)
+    block.group = "no group of this name"  # the operator would look for it
+    assert block(x).allclose(want, atol=1e-5)
+
+
 def test_a_compiled_dense_block_has_the_gradients_of_the_plain_one():
     torch.manual_seed(4)
     plain = nn.DenseBlock(2, 8, 4, activation="leaky_relu").double()

@@ -59,10 +59,14 @@ def test_what_other_devices_compute_is_the_same_at_the_edges(change):
     torch.testing.assert_close(functional._torchs_upsampled_cross_entropy(logits, targets, **arguments), ours, equal_nan=True)
 
 
-def test_nothing_counts():
+@pytest.mark.parametrize("change", [{"targets": -100}, {"weight": torch.zeros(6)}])
+def test_nothing_counts(change):
     logits, targets = inputs(torch.float32)
-    loss = functional.upsampled_cross_entropy(logits, torch.full_like(targets, -100))
-    assert loss == 0 and gradients(loss, logits).count_nonzero() == 0
+    targets = torch.full_like(targets, change["targets"]) if "targets" in change else targets
+    weight = change.get("weight")
+    for loss in (functional.upsampled_cross_entropy(logits, targets, weight=weight),
+                 functional._torchs_upsampled_cross_entropy(logits, targets, weight, -100, 0.0, False, 1.0, 1.0)):
+        assert loss == 0 and gradients(loss, logits).count_nonzero() == 0
 
 
 def test_predictions_are_those_of_the_interpolated_logits():

@@ -2,6 +2,7 @@
 
 #include "palimpsest/ops/abn/functional.h"
 #include "palimpsest/ops/common/gradients.h"
+#include "palimpsest/ops/common/tracing.h"
 #include "palimpsest/ops/convolution/functional.h"
 
 #include <ATen/ops/empty.h>
@@ -78,15 +79,15 @@ class ConvolutionBackward {
   /// Returns all gradients of conv(relu(y)), by kernels that read y; none if there are no such kernels.
   std::optional<convolution_detail::Gradients> of_relu(const at::Tensor& y,
                                                        std::array<bool, 3> needed) const {
-    if (!convolution_detail::backward_reads_relu(y, weight_, convolution_detail::saved_options(ctx_),
-                                                 saved_precision(ctx_)))
+    if (is_traced(dout_) || !convolution_detail::backward_reads_relu(
+                                y, weight_, convolution_detail::saved_options(ctx_), saved_precision(ctx_)))
       return std::nullopt;
     return run(y, needed, Reads::kReluOfX);
   }
 
   /// Returns whether the weight gradient applies the activation itself to the saved tensor.
   bool activates(const abn_detail::BackwardArguments& layer) const {
-    return is_relu_of_saved(layer.settings) &&
+    return is_relu_of_saved(layer.settings) && !is_traced(dout_) &&
            convolution_detail::weight_gradient_reads_relu(
                layer.saved_values, weight_, convolution_detail::saved_options(ctx_), saved_precision(ctx_));
   }
@@ -218,7 +219,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
   const OptionalTensor no_residual;
   const abn_detail::Inputs inputs{x, norm, no_residual};
   check(inputs, options);
-  convolution_detail::check("abn_conv", x, conv_weight, convolution);
+  convolution_detail::check("abn_conv", x, conv_weight, conv_bias, convolution);
   if (consume) {
     abn_detail::check_apart_from_x("conv_weight", conv_weight, x);
     abn_detail::check_apart_from_x("conv_bias", conv_bias, x);
@@ -268,7 +269,7 @@ at::Tensor activate_conv(const at::Tensor& y, const at::Tensor& conv_weight,
                          const std::optional<at::Tensor>& conv_bias, const ConvolutionOptions& convolution,
                          Activation activation, double activation_param) {
   using namespace abn_conv_detail;
-  convolution_detail::check("activate_conv", y, conv_weight, convolution);
+  convolution_detail::check("activate_conv", y, conv_weight, conv_bias, convolution);
   const ConvolutionCall call{convolution, autocast_precision(y)};
   abn_detail::ForwardArguments arguments;
   arguments.settings.activation = activation;

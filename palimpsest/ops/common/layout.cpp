@@ -56,12 +56,13 @@ at::Tensor empty_output(const at::Tensor& like) {
 }
 
 at::Tensor contiguous_in(Layout layout, const at::Tensor& t) {
-  if (is_contiguous_in(t.sizes(), t.strides(), layout)) return t;
+  if (is_contiguous_in(t.sizes(), t.strides(), layout) && !t.is_neg()) return t;
   return at::empty_strided(t.sizes(), contiguous_strides(t.sizes(), layout), t.options()).copy_(t);
 }
 
 at::Tensor in_layout_of(const at::Tensor& like, const at::Tensor& t) {
-  if (is_contiguous_in(t.sizes(), t.strides(), preferred_layout(like.sizes(), like.strides()))) return t;
+  const Layout layout = preferred_layout(like.sizes(), like.strides());
+  if (is_contiguous_in(t.sizes(), t.strides(), layout) && !t.is_neg()) return t;
   return empty_output(like).copy_(t);
 }
 

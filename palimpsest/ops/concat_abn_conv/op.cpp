@@ -26,7 +26,7 @@ bool are_neighbours(at::TensorList features) {
   int64_t end = first.storage_offset();
   for (const auto& f : features) {
     if (!f.storage().is_alias_of(first.storage()) || f.scalar_type() != first.scalar_type() ||
-        f.strides() != first.strides() || f.storage_offset() != end)
+        f.strides() != first.strides() || f.storage_offset() != end || f.is_neg())
       return false;
     end += f.size(1) * f.stride(1);
   }
@@ -116,7 +116,7 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
       const auto like = pool ? at::empty({x.size(0), x.size(1), x.size(2) / 2, x.size(3) / 2}, x.options(),
                                          x.suggest_memory_format())
                              : x;
-      const at::Tensor dz = convolve_back(like, {true, false, false}).input;
+      const at::Tensor dz = convolve_back(like, {true, false, false}).input.to(x.scalar_type());
       return pool ? at::avg_pool2d_backward(dz, x, {2, 2}, {2, 2}, {0, 0}, false, true, std::nullopt) : dz;
     };
     if (normalized) {
@@ -196,7 +196,7 @@ at::Tensor concat_abn_conv(at::TensorList given, const std::optional<Normalizati
   sizes[1] = channels;
   const at::Tensor stand_in =
       features.size() == 1 ? features[0] : features[0].detach().narrow(1, 0, 1).expand(sizes);
-  convolution_detail::check("concat_abn_conv", stand_in, conv_weight, convolution);
+  convolution_detail::check("concat_abn_conv", stand_in, conv_weight, std::nullopt, convolution);
   const std::optional<at::Tensor> no_residual;
   const NormalizationTensors n = norm.value_or(NormalizationTensors{});
   const abn_detail::Inputs inputs{stand_in, n, no_residual};

@@ -38,7 +38,7 @@ std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tenso
                                             const ConvolutionOptions& options, Reads reads = Reads::kX) {
   if (is_traced(x) || is_traced(w) || !is_image_type(x.scalar_type())) return std::nullopt;
   const auto fits = [](const at::Tensor& t) {
-    return t.dim() == 4 && t.numel() > 0 && t.device().is_cpu() && t.layout() == at::kStrided;
+    return t.dim() == 4 && t.numel() > 0 && t.device().is_cpu() && t.layout() == at::kStrided && !t.is_neg();
   };
   if (!fits(x) || !fits(w) || native_layout(x.sizes(), x.strides()) != Layout::kChannelsLast)
     return std::nullopt;
@@ -121,7 +121,9 @@ Gradients backward_by_kernels(const at::Tensor& dout, const at::Tensor& x, const
   Gradients result;
   auto& [need_input, need_weight, need_bias] = needed;
   const auto problem = kernel_problem(x, weight, options, reads);
-  if (!problem || weight.scalar_type() != at::kFloat || dout.scalar_type() != x.scalar_type()) return result;
+  if (!problem || weight.scalar_type() != at::kFloat || dout.scalar_type() != x.scalar_type() ||
+      is_traced(dout))
+    return result;
   const bool own_input = need_input && is_faster(*problem, Conv2dPass::kBackwardInput);
   const bool own_weight = need_weight && is_faster(*problem, Conv2dPass::kBackwardWeight);
   at::Tensor dy;
@@ -390,7 +392,7 @@ Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
                    const std::optional<ProductPrecision>& precision, Reads reads) {
   refuse_tangents("convolution", dout, x, weight);
-  std::vector<Branch> one{{dout, weight, &options, needed[1], needed[2], {}, {}}};
+  std::vector<Branch> one{{dout.resolve_neg(), weight, &options, needed[1], needed[2], {}, {}}};
   Gradients result;
   result.input = backward_of_branches(one, x, needed[0], precision, reads);
   result.weight = std::move(one[0].dweight);
@@ -406,7 +408,7 @@ ParallelGradients parallel_backward(at::TensorList douts, const at::Tensor& x, a
   std::vector<Branch> branches;
   branches.reserve(weights.size());
   for (size_t i = 0; i < weights.size(); ++i)
-    branches.push_back({douts[i], weights[i], &options[i], need_weights[i], false, {}, {}});
+    branches.push_back({douts[i].resolve_neg(), weights[i], &options[i], need_weights[i], false, {}, {}});
   ParallelGradients result;
   result.input = backward_of_branches(branches, x, need_input, precision, Reads::kX);
   for (Branch& b : branches) result.weights.push_back(std::move(b.dweight));

@@ -18,8 +18,10 @@ namespace palimpsest::ops::convolution_detail {
 /// Checks stride, padding and dilation: our kernels compute with them before libtorch sees them. Raises
 /// c10::Error "[op] requirement, got value".
 void check_geometry(const char* op, const ConvolutionOptions& options);
-/// The same, and that the numbers of dimensions, options and channels match.
-void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
+/// The same, and that the numbers of dimensions, options and channels match, the window fits into the padded image, and
+/// weight and bias are on the device of x: an operator that writes over x calls this first.
+void check(const char* op, const at::Tensor& x, const at::Tensor& weight,
+           const std::optional<at::Tensor>& bias, const ConvolutionOptions& options);
 
 /// What the products read: x, or max(x, 0) without a tensor of it.
 enum class Reads { kX, kReluOfX };

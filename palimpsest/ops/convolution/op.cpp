@@ -65,7 +65,8 @@ void check_geometry(const char* op, const ConvolutionOptions& options) {
   within("dilation", options.dilation, 1);
 }
 
-void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options) {
+void check(const char* op, const at::Tensor& x, const at::Tensor& weight,
+           const std::optional<at::Tensor>& bias, const ConvolutionOptions& options) {
   const auto& [stride, padding, dilation, groups] = options;
   TORCH_CHECK(x.defined() && weight.defined(), "[", op,
               "] x and the convolution's weight must be tensors, got ", x.defined() ? "no weight" : "no x");
@@ -84,6 +85,26 @@ void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const 
   TORCH_CHECK(weight.sym_size(0) % groups == 0, "[", op,
               "] the convolution makes as many channels in each of its ", groups,
               " groups, got a weight for ", weight.sym_size(0), " channels, shape ", weight.sym_sizes());
+  for (size_t d = 0; d < axes; ++d) {
+    const c10::SymInt image = x.sym_size(static_cast<int64_t>(d) + 2) + 2 * padding[d],
+                      window = dilation[d] * (weight.sym_size(static_cast<int64_t>(d) + 2) - 1) + 1;
+    TORCH_SYM_CHECK(window.sym_le(image), "[", op, "] the window must fit into the padded image, got ",
+                    window, " pixels along spatial dimension ", d, " of ", image, ": x has shape ",
+                    x.sym_sizes(), ", weight has shape ", weight.sym_sizes());
+  }
+  const auto on_device = [&](const char* name, const at::Tensor& t) {
+    TORCH_CHECK(t.device() == x.device(), "[", op, "] the convolution's ", name,
+                " must be on the device of x, ", x.device(), ", got ", t.device());
+  };
+  on_device("weight", weight);
+  if (!bias) return;
+  TORCH_CHECK(bias->defined() && bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0), "[", op,
+              "] the convolution's bias needs one value per output channel, ", weight.sym_size(0), ", got ",
+              bias->defined() ? c10::str("shape ", bias->sym_sizes()) : std::string("none"));
+  on_device("bias", *bias);
+  TORCH_CHECK(autocast_precision(x) || bias->scalar_type() == weight.scalar_type(), "[", op,
+              "] the convolution's bias must have the dtype of its weight, ", weight.scalar_type(), ", got ",
+              bias->scalar_type());
 }
 
 }  // namespace palimpsest::ops::convolution_detail
@@ -93,7 +114,7 @@ namespace palimpsest::ops {
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        const ConvolutionOptions& options) {
   using namespace convolution_detail;
-  check("convolution", x, weight, options);
+  check("convolution", x, weight, bias, options);
   const auto precision = autocast_precision(x);
   if (!precision && !has_own_pass(x, weight, options)) return library_convolution(x, weight, bias, options);
   // A cast that autograd records: for an f32 input, the 16-bit copy is saved.

@@ -110,11 +110,14 @@ void check_parallel(const at::Tensor& x, at::TensorList weights,
               "] one or more weights, with one set of options each, are needed, got ", weights.size(),
               " weights and ", options.size(), " sets of options");
   for (size_t i = 0; i < weights.size(); ++i) {
-    check(kParallel, x, weights[i], options[i]);
+    check(kParallel, x, weights[i], std::nullopt, options[i]);
     TORCH_CHECK(weights[i].scalar_type() == weights[0].scalar_type(), "[", kParallel,
                 "] all weights must have one dtype, got ", weights[0].scalar_type(), " and ",
                 weights[i].scalar_type());
   }
+  TORCH_CHECK(autocast_precision(x) || x.scalar_type() == weights[0].scalar_type(), "[", kParallel,
+              "] without autocast, x must have the dtype of the weights, ", weights[0].scalar_type(),
+              ", got ", x.scalar_type());
 }
 
 }  // namespace

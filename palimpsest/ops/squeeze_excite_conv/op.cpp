@@ -45,7 +45,7 @@ class GatedActivation {
  public:
   GatedActivation(const at::Tensor& y, Activation activation, double param)
       : y_(y), activation_(activation), param_(param) {
-    const bool fits = y.device().is_cpu() && y.scalar_type() == at::kFloat &&
+    const bool fits = y.device().is_cpu() && y.scalar_type() == at::kFloat && !y.is_neg() &&
                       native_layout(y.sizes(), y.strides()) == Layout::kChannelsLast;
     problem_ = {fits ? shape3(y) : Shape3{}, activation, param};
     own_ = fits && kernels::cpu::has_gates(problem_);
@@ -387,7 +387,7 @@ at::Tensor squeeze_excite_conv(const at::Tensor& y, const SqueezeExcitation& exc
                                double activation_param) {
   using namespace squeeze_excite_conv_detail;
   check(y, excitation);
-  convolution_detail::check(kName, y, conv_weight, convolution);
+  convolution_detail::check(kName, y, conv_weight, conv_bias, convolution);
   refuse_tangents(kName, y, excitation.squeeze_weight, excitation.squeeze_bias, excitation.excite_weight,
                   excitation.excite_bias, conv_weight, conv_bias);
   const Call call{convolution, autocast_precision(y), activation, activation_param};
@@ -404,11 +404,11 @@ at::Tensor gated_conv(const at::Tensor& y, const at::Tensor& gate, const at::Ten
   using namespace squeeze_excite_conv_detail;
   check_y(kGatedName, y);
   check_gate(y, gate);
-  convolution_detail::check(kGatedName, y, conv_weight, convolution);
+  convolution_detail::check(kGatedName, y, conv_weight, conv_bias, convolution);
   refuse_tangents(kGatedName, y, gate, conv_weight, conv_bias);
   const Call call{convolution, autocast_precision(y), activation, activation_param};
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return GatedConvFunction::apply(y, gate.contiguous(), conv_weight, conv_bias, &call);
+  return GatedConvFunction::apply(y, gate.resolve_neg().contiguous(), conv_weight, conv_bias, &call);
 }
 
 }  // namespace palimpsest::ops
