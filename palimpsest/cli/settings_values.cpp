@@ -28,11 +28,12 @@ std::string number_text(double value) {
 
 std::vector<std::string> split_commas(std::string_view text) {
   std::vector<std::string> parts;
-  while (!text.empty()) {
-    const auto comma = std::min(text.find(','), text.size());
+  if (text.empty()) return parts;
+  for (auto comma = text.find(','); comma != text.npos; comma = text.find(',')) {
     parts.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
+    text.remove_prefix(comma + 1);
   }
+  parts.emplace_back(text);
   return parts;
 }
 

@@ -45,6 +45,11 @@ std::vector<std::string> parts_of(const std::string& variant) {
   return parts;
 }
 
+bool is_same_variant(const Options& a, const Options& b) {
+  return a.model.strategy == b.model.strategy && a.train.precision == b.train.precision &&
+         a.model.dense_strategy == b.model.dense_strategy && a.model.activation == b.model.activation;
+}
+
 }  // namespace
 
 Options with_variant(Options options, const std::string& variant) {
@@ -81,14 +86,16 @@ std::vector<Options> options_of_variants(const Options& options) {
   std::vector<std::string> names;
   for (const std::string& given : options.compare.strategies) {
     const std::string name = canonical_variant(given);
-    if (contains(names, name))
-      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must differ, got " + name +
-                                         " twice" +
-                                         (given == name ? "" : " ('" + given + "' is another name for it)"));
+    Options run = with_variant(options, given);
+    for (std::size_t i = 0; i < runs.size(); ++i)
+      if (is_same_variant(runs[i], run))
+        throw Error(ErrorKind::kUsage,
+                    "[compare] strategies (--strategies) must differ, got " + names[i] + " twice" +
+                        (given == names[i] ? "" : " ('" + given + "' is another name for it)"));
     names.push_back(name);
-    Options& run = runs.emplace_back(with_variant(options, given));
     run.run.command = Command::kTrain;
     run.output.folder = (std::filesystem::path(options.output.folder) / name).string();
+    runs.push_back(std::move(run));
   }
   if (runs.size() < 2)
     throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must name at least two, got " +

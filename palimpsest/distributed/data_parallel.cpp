@@ -19,16 +19,24 @@
 namespace palimpsest::distributed {
 namespace {
 
+/// Buckets hold a gradient in the order of its parameter's memory.
+std::string strides_of(const at::Tensor& parameter) {
+  if (parameter.is_contiguous()) return "";
+  return fmt::format(" with strides [{}]", fmt::join(parameter.strides().vec(), ", "));
+}
+
 /// Returns one line per parameter and buffer.
 std::string architecture_of(const torch::nn::Module& module) {
   std::string text;
-  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
-    text +=
-        fmt::format("{} {}: {} [{}]{}\n", kind, name, c10::toString(tensor.scalar_type()),
-                    fmt::join(tensor.sizes().vec(), ", "), tensor.requires_grad() ? "" : " without gradient");
+  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor,
+                       const std::string& more) {
+    text += fmt::format("{} {}: {} [{}]{}{}\n", kind, name, c10::toString(tensor.scalar_type()),
+                        fmt::join(tensor.sizes().vec(), ", "), more,
+                        tensor.requires_grad() ? "" : " without gradient");
   };
-  for (const auto& item : module.named_parameters()) add("parameter", item.key(), item.value());
-  for (const auto& item : module.named_buffers()) add("buffer", item.key(), item.value());
+  for (const auto& item : module.named_parameters())
+    add("parameter", item.key(), item.value(), strides_of(item.value()));
+  for (const auto& item : module.named_buffers()) add("buffer", item.key(), item.value(), "");
   return text;
 }
 

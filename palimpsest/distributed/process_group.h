@@ -102,7 +102,8 @@ class Group {
 
   /// Leaves the group. Waits a moment for the others, so that none loses a message of the last collective;
   /// the rank whose process holds the store leaves last: it waits until each of the others has left or no
-  /// longer lives. After that neither thread nor port of the group is left. (After a fault, threads that
+  /// longer lives, and at most the timeout. Let the others leave in time: without the store they end with
+  /// Error(kPeer). After that neither thread nor port of the group is left. (After a fault, threads that
   /// wait for a rank that hangs stay until the process ends.) DataParallel objects must be gone before.
   ~Group();
   Group(const Group&) = delete;

@@ -88,11 +88,12 @@ def flat(found):
 def find_state_dict(torch, loaded):
     if not isinstance(loaded, dict):
         fail(BAD_FILE, f"it holds a {type(loaded).__name__}, wanted a state dict")
-    if any(isinstance(value, torch.Tensor) for value in loaded.values()):
-        return loaded
+    # First, because a checkpoint may hold a tensor of its own, such as the best accuracy.
     for key in KEYS:
         if isinstance(loaded.get(key), dict):
             return flat(loaded[key])
+    if any(isinstance(value, torch.Tensor) for value in loaded.values()):
+        return loaded
     fail(BAD_FILE, f"it holds no state dict: its keys are {', '.join(map(str, loaded)) or 'none'} (wanted tensors, or a "
                    f"dict of them under {', '.join(KEYS)})")
 

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
@@ -46,12 +47,13 @@ bool counting_allocator_installed() {
 MemoryStats memory_stats() {
   if (!counting_allocator_installed()) return {};
   CountingAllocator& allocator = counting_allocator();
-  const int64_t current = allocator.live().current();
-  return {.current_bytes = current,
-          .peak_bytes = allocator.live().peak(),
-          .background_bytes = current - allocator.foreground_bytes(),
-          .retained_bytes = allocator.pool().retained_bytes(),
-          .allocations = allocator.allocations()};
+  const int64_t foreground = allocator.foreground_bytes(), current = allocator.live().current();
+  return {
+      .current_bytes = current,
+      .peak_bytes = allocator.live().peak(),
+      .background_bytes = std::max<int64_t>(0, current - foreground),  // other threads allocate in between
+      .retained_bytes = allocator.pool().retained_bytes(),
+      .allocations = allocator.allocations()};
 }
 
 void mark_background_thread() {

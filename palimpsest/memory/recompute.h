@@ -62,7 +62,9 @@
 ///
 /// Threads: backward may run on another thread than forward. `fn` computes on its own thread: a parameter that it
 /// uses on others alone is not checked for changes. While a segment that draws random numbers runs
-/// again, no other thread may draw from the same default generator.
+/// again, no other thread may draw from the same default generator. On a GPU `fn` must not differentiate with
+/// create_graph: libtorch runs that pass on a thread of its own in the first run only, and backward reports that the
+/// saved tensors differ.
 ///
 /// Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
 namespace palimpsest::memory {

@@ -188,8 +188,9 @@ def test_class_names_in_another_order_are_refused(folder):
     data = image_folder(folder / "data")
     fails(USAGE, "train", *TINY_CLASSIFIER, "--data-root", data, "--class-names", "dog,cat", "--output", folder / "run",
           says=["has 'dog' as class 0, which is class 1 of the data set", "class 0 is 'cat' there"])
-    fails(USAGE, "train", *TINY_CLASSIFIER, "--data-root", data, "--class-names", "cat,,dog", "--output", folder / "run",
-          says=["--class-names", "no empty name"])
+    for names in ("cat,,dog", "cat,dog,"):
+        fails(USAGE, "train", *TINY_CLASSIFIER, "--data-root", data, "--class-names", names, "--output", folder / "run",
+              says=["--class-names", "no empty name"])
     assert not (folder / "run").exists()
 
 

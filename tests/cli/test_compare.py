@@ -275,6 +275,8 @@ def test_a_network_without_normalizations_compares_precisions(folder):
     ("standard,inplace_2+bf16+f16", "bf16 and f16 exclude each other"),
     ("standard,inplace_2+fused", "fused needs a densely connected network"),
     ("inplace,inplace_2", "must differ, got inplace_2 twice"),
+    ("store_y+bf16+relu,store_y+relu+bf16", "must differ, got store_y+bf16+relu twice ('store_y+relu+bf16' is another name for it)"),
+    ("standard,standard+f32", "must differ, got standard twice ('standard+f32' is another name for it)"),
     ("standard,inplace_2+relu", "relu"),
 ])
 def test_variants_that_cannot_work_are_refused(variants, message, folder):

@@ -115,7 +115,8 @@ def test_torchvisions_deeplab_is_named_with_what_of_it_can_be_used(folder):
     (False, lambda state: state),
     (True, lambda state: {"state_dict": {"module." + key: tensor for key, tensor in state.items()}, "epoch": 3}),
     (True, lambda state: {"model": state, "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)}),
-], ids=["old_pickle-state_dict", "zip-data_parallel", "zip-torchvisions_script"])
+    (True, lambda state: {"epoch": 90, "arch": "resnet18", "state_dict": state, "best_acc1": torch.tensor(69.8)}),
+], ids=["old_pickle-state_dict", "zip-data_parallel", "zip-torchvisions_script", "zip-torchs_imagenet_example"])
 def test_files_of_torch_save_give_the_same_tensors(folder, archive, wrap):
     state = network("resnet18_narrow", torch.nn.ReLU()).state_dict()
     torch.save(wrap(state), folder / "in.pth", _use_new_zipfile_serialization=archive)

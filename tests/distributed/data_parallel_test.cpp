@@ -288,6 +288,24 @@ TEST(DataParallel, RefusesDifferentNetworks) {
   }
 }
 
+/// Rank 1 lays its convolutions out as channels-last.
+const RankBody kLayouts{"layouts", [](const Place& place) {
+                          Group group(place.launch, place.options());
+                          SmallNet net(1);
+                          if (group.rank() == 1)
+                            for (at::Tensor& p : net->parameters())
+                              if (p.dim() == 4) p.set_data(p.contiguous(at::MemoryFormat::ChannelsLast));
+                          const DataParallel parallel(group, *net);
+                          return std::string("accepted");
+                        }};
+
+TEST(DataParallel, RefusesNetworksInDifferentLayouts) {
+  for (const auto& outcome : run_ranks("layouts", 2))
+    EXPECT_EQ(outcome.message(),
+              "the networks of rank 0 and rank 1 differ: 'parameter conv1.weight: Double [8, 3, 3, 3]' and "
+              "'parameter conv1.weight: Double [8, 3, 3, 3] with strides [27, 1, 9, 3]'");
+}
+
 /// Rank 1 is killed by a hook in the middle of its backward pass.
 const RankBody kKilledInBackward{
     "killed_in_backward", [](const Place& place) {

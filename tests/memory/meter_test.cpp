@@ -86,6 +86,8 @@ TEST(Meter, NestedMetersKeepTheirOwnPeaks) {
     EXPECT_EQ(outer.peak_bytes() - outer.base_bytes(), 4'000'000);
     touch(1'000'000);
     EXPECT_EQ(inner.peak_bytes() - inner.base_bytes(), 1'000'000);
+    const Meter indexed(c10::Device(c10::kCPU, 0));  // the same device
+    EXPECT_EQ(inner.peak_bytes() - inner.base_bytes(), 1'000'000);
   }
   reset_peak();
   EXPECT_EQ(outer.peak_bytes() - outer.base_bytes(), 4'000'000);

@@ -27,6 +27,11 @@ Registry& registry() {
   return all;
 }
 
+/// "cpu" and "cpu:0" have one peak.
+c10::Device without_index_on_cpu(c10::Device device) {
+  return device.is_cpu() ? c10::Device(c10::kCPU) : device;
+}
+
 int64_t peak_of(const char* user, c10::Device device) {
   return device.is_cpu() ? counting_allocator().live().peak() : allocated_bytes(user, device).peak;
 }
@@ -54,9 +59,9 @@ std::mutex& shared_peak_mutex() {
 }
 
 SharedPeak::SharedPeak(const char* user, c10::Device device)
-    : record_(std::make_shared<Record>(Record{device})) {
+    : record_(std::make_shared<Record>(Record{without_index_on_cpu(device)})) {
   const std::lock_guard lock(registry().mutex);
-  restart_locked(user, device);
+  restart_locked(user, record_->device);
   registry().records.push_back(record_);
 }
 
@@ -67,7 +72,7 @@ int64_t SharedPeak::bytes() const {
 
 void restart_peak(const char* user, c10::Device device) {
   const std::lock_guard lock(registry().mutex);
-  restart_locked(user, device);
+  restart_locked(user, without_index_on_cpu(device));
 }
 
 }  // namespace palimpsest::memory

@@ -72,6 +72,8 @@ AmbientStateGuard::AmbientStateGuard(const AmbientState& state)
   }
   at::autocast::increment_nesting();
   state.autocast_.apply();
+  // The inputs of a second run are leaves, whose 16-bit copies autocast would keep to the end of its outermost scope.
+  at::autocast::set_autocast_cache_enabled(false);
   for (auto g : state.generators_) g.apply();
 }
 

@@ -66,32 +66,48 @@ class Promise final : public SavedVariableHooks {
   Versioned parameter_;
 };
 
-/// Copies a tensor that the second run saves to the Collector's list, and holds it for the graph of that run,
-/// which fn itself may differentiate.
+/// Ends the second run of a segment whose first run is not at its end: all that was saved so far is there again.
+struct Enough {};
+
+class Collector;
+
+/// Gives a tensor that the second run saves to the Collector, and holds it for the graph of that run, which fn itself
+/// may differentiate.
 class Collected final : public SavedVariableHooks {
  public:
-  explicit Collected(std::vector<Versioned>& list) : list_(&list) {}
+  explicit Collected(Collector& collector) : collector_(&collector) {}
 
-  void call_pack_hook(const at::Tensor& tensor) override {
-    const auto alias = tensor.detach();  // shares the version counter
-    value_ = {alias, alias._version()};
-    // Autograd packs at once, while the list exists; the hooks may outlive the list.
-    std::exchange(list_, nullptr)->push_back(value_);
-  }
-
+  void call_pack_hook(const at::Tensor& tensor) override;
   at::Tensor call_unpack_hook() override { return unchanged(value_, "a tensor saved for backward"); }
 
  private:
-  std::vector<Versioned>* list_;
+  Collector* collector_;
   Versioned value_;
 };
 
 class Collector final : public SavedTensorSink {
  public:
-  std::unique_ptr<SavedVariableHooks> next() override { return std::make_unique<Collected>(tensors); }
+  /// `last`: throws Enough behind so many tensors; 0: never.
+  explicit Collector(std::size_t last) : last_(last) {}
+
+  std::unique_ptr<SavedVariableHooks> next() override { return std::make_unique<Collected>(*this); }
+  void add(const Versioned& tensor) {
+    tensors.push_back(tensor);
+    if (tensors.size() == last_) throw Enough{};
+  }
 
   std::vector<Versioned> tensors;
+
+ private:
+  std::size_t last_;
 };
+
+void Collected::call_pack_hook(const at::Tensor& tensor) {
+  const auto alias = tensor.detach();  // shares the version counter
+  value_ = {alias, alias._version()};
+  // Autograd packs at once, while the collector exists; the hooks may outlive it.
+  std::exchange(collector_, nullptr)->add(value_);
+}
 
 }  // namespace
 
@@ -218,7 +234,8 @@ std::vector<Versioned> Segment::run_again() {
   const Tensors inputs = inputs_again();
   for (const auto& parameter : parameters_) unchanged(parameter, "a parameter of a recomputed segment");
 
-  Collector collector;
+  // A segment that is not finished differentiates within fn: what its first run did not reach must not run.
+  Collector collector(finished_ ? 0 : saved_.size());
   Tensors outputs;
   {
     const RecomputingGuard recomputing;
@@ -227,15 +244,14 @@ std::vector<Versioned> Segment::run_again() {
     const auto restore_buffers = c10::make_scope_exit([&] { buffers.restore(); });
     const SavedTensorSinkGuard to_collector(collector);
     const SegmentLog::Replay replay(log_);
-    outputs = fn_(inputs);
+    try {
+      outputs = fn_(inputs);
+    } catch (const Enough&) {
+    }
   }
   Forms saved;
   for (const auto& [tensor, version] : collector.tensors) saved.emplace_back(tensor);
-  if (finished_) {
-    check_same(outputs_, Forms(outputs.begin(), outputs.end()), "output");
-  } else if (saved.size() > saved_.size()) {  // fn differentiates within: its first run is not at its end
-    saved.erase(saved.begin() + static_cast<std::ptrdiff_t>(saved_.size()), saved.end());
-  }
+  if (finished_) check_same(outputs_, Forms(outputs.begin(), outputs.end()), "output");
   check_same(saved_, saved, "saved tensor");
   return std::move(collector.tensors);
 }

@@ -1,6 +1,7 @@
 #include "palimpsest/memory/recompute.h"
 
 #include "palimpsest/base/recomputing.h"
+#include "palimpsest/base/segment_log.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "tests/memory/recompute_support.h"
 #include "tests/support/error_of.h"
@@ -149,6 +150,24 @@ TEST(RecomputeGraph, AFunctionMayDifferentiateWithin) {
       return torch::autograd::grad({(t * t).sin().sum()}, {t}, {}, true, /*create_graph=*/true)[0];
     };
     segment(recomputed, [&](const at::Tensor& t) { return slope(t).exp(); }, x).sum().backward();
+    return Tensors{x.grad()};
+  });
+}
+
+TEST(RecomputeGraph, AFunctionMayAskItsGroupBehindAPassWithin) {
+  int asked = 0;
+  const auto ask = [&] { return SegmentLog::get([&] { return ++asked; }); };
+  expect_same_as_plain([&](bool recomputed) {
+    asked = 0;
+    auto x = torch::rand({5}).set_requires_grad(true);
+    const auto fn = [&](const at::Tensor& t) {
+      const at::Tensor scaled = (t * ask()).sin();
+      const auto slope =
+          torch::autograd::grad({(scaled * scaled).sum()}, {t}, {}, true, /*create_graph=*/true)[0];
+      return slope.exp() * ask();
+    };
+    segment(recomputed, fn, x).sum().backward();
+    EXPECT_EQ(asked, 2);
     return Tensors{x.grad()};
   });
 }

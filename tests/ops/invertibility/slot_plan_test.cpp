@@ -136,7 +136,9 @@ TEST(SlotPlan, ALayerThatIsUsedTwiceHasSlotsForTheUseThatNeedsMore) {
     device.near = 0;
     const int64_t second = device.slots();
     EXPECT_EQ(first, second);
-    if (step > 0) EXPECT_EQ(first, 7) << "step " << step;
+    if (step > 0) {
+      EXPECT_EQ(first, 7) << "step " << step;
+    }
     device.run();
   }
   device.backward(), device.step();
@@ -159,7 +161,9 @@ TEST(SlotPlan, PartsOfABatchHaveTheSlotsOfThePartThatNeedsMore) {
         device.near = near;
         if (late) device.run();
         const int64_t slots = device.slots();
-        if (step > 2) EXPECT_EQ(slots, 7) << "step " << step << ", part of " << near;
+        if (step > 2) {
+          EXPECT_EQ(slots, 7) << "step " << step << ", part of " << near;
+        }
         if (!late) device.run();
         if (near == 0) device.backward();
       }
