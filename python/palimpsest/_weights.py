@@ -1,4 +1,5 @@
 """Weights of other programs."""
+import copy
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -24,7 +25,7 @@ def load_original(state_dict: Mapping[str, torch.Tensor], eps: float = 1e-5, *,
             if state_dict.get(name + "weight") is None:
                 raise ValueError(f"load_original: state_dict has no '{name}weight', the weight of the layer "
                                  f"'{name.removesuffix('.')}'; a prefix, as DataParallel's 'module.', must be the same in both")
-    converted = dict(state_dict)
+    converted = copy.copy(state_dict)  # with the versions of the modules, which some of torch's read
     for name in names:
         converted[name + "weight"] = state_dict[name + "weight"].abs() + eps
     return converted

@@ -1,5 +1,6 @@
 """The layers as functions: batch normalization with activation, max pooling, activations, the loss of a segmentation network."""
 import math
+import operator
 import warnings
 from collections.abc import Sequence
 
@@ -112,6 +113,13 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag or torch.onnx.is_in_onnx_export()
 
 
+def is_narrowed(x: torch.Tensor) -> bool:
+    """Whether a fused operator under autocast would round x before the normalization, which torch runs in the dtype of x."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) \
+        and x.dtype not in (torch.get_autocast_dtype(device), torch.float64)
+
+
 def group_name(group: "torch.distributed.ProcessGroup | str | None") -> str:
     """The name under which operators find a process group; "" for None. Raises ValueError for what is no group."""
     if group is None or isinstance(group, str):
@@ -154,7 +162,9 @@ def batch_norm_act(x: torch.Tensor, running_mean: torch.Tensor | None, running_v
 
 
 def _pair(size):
-    return [size, size] if isinstance(size, int) else list(size)
+    if not isinstance(size, Sequence):
+        return [operator.index(size)] * 2
+    return list(size) * 2 if len(size) == 1 else list(size)
 
 
 def is_small_window(kernel_size: int | Sequence[int]) -> bool:

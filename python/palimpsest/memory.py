@@ -2,10 +2,13 @@
 import contextlib
 import dataclasses
 import gc
+import warnings
 from collections.abc import Iterator
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import profile
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 _MARK = "palimpsest.forward_done"
@@ -26,9 +29,35 @@ class Measurement:
             pass
 
 
+_seen: dict[StorageWeakRef, int] = {}  # what was allocated in a measurement, whose end the next one sees
+
+
+def _storages():
+    """The bytes of the storages of all tensors on the CPU that Python holds."""
+    found = {}
+    for tensor in gc.get_objects():
+        if issubclass(type(tensor), torch.Tensor) and tensor.device.type == "cpu" and tensor.layout == torch.strided \
+                and not isinstance(tensor, FakeTensor):
+            for t in (tensor, tensor.grad if tensor.is_leaf else None):
+                if t is not None and t.layout == torch.strided and torch._C._has_storage(t):
+                    storage = t.untyped_storage()
+                    found[StorageWeakRef(storage)] = storage.nbytes()
+    return found
+
+
+def _warn_of_freed(before):
+    freed = sum(nbytes for storage, nbytes in before.items() if storage.expired() and storage not in _seen)
+    if freed:
+        warnings.warn(f"palimpsest: {freed:,} bytes of tensors from before were freed in measure(), and count as if they were still "
+                      "there: free them before it (zero_grad(), del loss), or measure the next step", RuntimeWarning, stacklevel=4)
+    for storage in [s for s in _seen if s.expired()]:
+        del _seen[storage]
+    _seen.update((storage, nbytes) for storage, nbytes in _storages().items() if storage not in before)
+
+
 @contextlib.contextmanager
 def measure() -> Iterator[Measurement]:
-    """Counts the bytes of tensors that are allocated and freed on the CPU, on every thread of the step.
+    """Counts the bytes of tensors that are allocated and freed on the CPU, on this thread and on those of autograd.
 
         with palimpsest.memory.measure() as m:
             loss = model(x).sum()
@@ -36,11 +65,18 @@ def measure() -> Iterator[Measurement]:
             loss.backward()
         print(m.kept_bytes, m.peak_bytes)
 
-    It reads the events of torch's profiler, which slows the step; take the time of another one. Measurements do not nest."""
+    It reads the events of torch's profiler, which slows the step; take the time of another one. The profiler does not see
+    that memory is freed which was allocated before the first measurement: a warning says how much of it there was. Raises
+    RuntimeError within another measurement or profile."""
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("measure() reads the events of torch's profiler, which runs already: end the measurement or the profile "
+                           "around it first")
     result = Measurement()
-    gc.collect()  # garbage from before, freed in between, would count as negative bytes
+    gc.collect()  # garbage from before
+    before = _storages()
     with profile(profile_memory=True, use_kineto=True) as profiled:
         yield result
+    _warn_of_freed(before)
     events = profiled.kineto_results.events()
     done_at = max((e.start_ns() for e in events if e.name() == _MARK), default=None)
     allocations = (e for e in events if e.name() == "[memory]" and e.device_type() == torch.autograd.DeviceType.CPU)

@@ -1,16 +1,16 @@
 """Modules that take the place of torch's: the same parameters, buffers, gradients and state dicts, with less saved."""
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from palimpsest import functional
-from palimpsest._checkpoint import running_again, statistics_to_move
+from palimpsest._checkpoint import must_stay, statistics_to_move
 
-__all__ = ["BatchNormAct", "Conv2d", "DenseBlock", "InPlaceABN", "MaxPool2d"]
+__all__ = ["BatchNormAct", "Conv2d", "DenseBlock", "InPlaceABN", "MaxPool2d", "update_bn"]
 
 
 def weight_and_bias(module: torch.nn.Module) -> tuple[Any, Any]:
@@ -35,7 +35,7 @@ def settings_of(norm: _NormBase) -> tuple[Any, Any, Any, Any, bool, float, float
             mean = var = None
         else:
             batches = buffers["num_batches_tracked"]
-            if running_again():
+            if must_stay(mean):
                 mean, var = statistics_to_move(mean, var)
             elif batches is not None:
                 batches.add_(1)
@@ -70,6 +70,9 @@ class BatchNormAct(_NormBase):
         self.group = functional.group_name(group)
 
     def _check_input_dim(self, x):
+        if isinstance(x, torch.fx.Proxy):
+            raise TypeError("BatchNormAct cannot be traced into: make it a leaf of the tracer, as torch's normalizations are "
+                            "(torchvision: tracer_kwargs={'leaf_modules': [palimpsest.nn.BatchNormAct]})")
         if x.dim() < 2 or x.size(1) != self.num_features:
             raise ValueError(f"BatchNormAct needs (N, {self.num_features}, ...), got shape {tuple(x.shape)}")
 
@@ -89,6 +92,28 @@ class BatchNormAct(_NormBase):
         """What repr() shows: torch's line, the activation and the strategy."""
         group = f", group={self.group!r}" if self.group else ""
         return f"{super().extra_repr()}, activation={self.activation}, strategy={self.strategy}{group}"
+
+
+@torch.no_grad()
+def update_bn(loader: Iterable[Any], model: torch.nn.Module, device: torch.device | str | None = None) -> None:
+    """Gives the normalizations of `model` the statistics of one pass over `loader`, for averages of weights.
+
+    It is torch.optim.swa_utils.update_bn, which passes over BatchNormAct and InPlaceABN. loader: of batches, or of tuples that
+    begin with one. device: where the batches go."""
+    norms = [m for m in model.modules() if isinstance(m, (_BatchNorm, BatchNormAct)) and m.track_running_stats]
+    before, training = [m.momentum for m in norms], model.training
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches
+    model.train()
+    try:
+        for batch in loader if norms else ():
+            batch = batch[0] if isinstance(batch, (list, tuple)) else batch
+            model(batch if device is None else batch.to(device))
+    finally:
+        for norm, momentum in zip(norms, before):
+            norm.momentum = momentum
+        model.train(training)
 
 
 class InPlaceABN(BatchNormAct):
@@ -164,13 +189,17 @@ class _DenseLayer(torch.nn.Module):
         return F.dropout(x, drop_rate, self.training)
 
 
+_NORMS_OF_A_BLOCK = (torch.nn.BatchNorm2d, _SharedBatchNorm2d)
 _norm_state = operator.attrgetter("training", "momentum", "eps", "track_running_stats")
 _conv_state = operator.attrgetter("stride", "dilation", "groups", "padding_mode")
 
 
 def dense_block_fits(layers: Sequence[Any], group: str = "") -> bool:
     """Whether dense_block computes what the layers' modules say now: these can be replaced, frozen, given a bias."""
-    state = _norm_state(layers[0].norm1)
+    first = layers[0]._modules["norm1"]
+    if type(first) not in _NORMS_OF_A_BLOCK:
+        return False
+    state = _norm_state(first)
     if state[1] is None or not state[3]:
         return False
     for layer in layers:
@@ -178,7 +207,7 @@ def dense_block_fits(layers: Sequence[Any], group: str = "") -> bool:
         norm1, conv1, norm2, conv2 = parts["norm1"], parts["conv1"], parts["norm2"], parts["conv2"]
         for norm in (norm1, norm2):
             weight, bias = weight_and_bias(norm)
-            if type(norm) not in (torch.nn.BatchNorm2d, _SharedBatchNorm2d) or _norm_state(norm) != state or weight is None or bias is None \
+            if type(norm) not in _NORMS_OF_A_BLOCK or _norm_state(norm) != state or weight is None or bias is None \
                     or norm._buffers["running_mean"] is None or getattr(norm, "group", "") != group:
                 return False
         for conv in (conv1, conv2):
@@ -213,8 +242,9 @@ class DenseBlock(torch.nn.Module):
     x: (N, in_channels, H, W) to (N, in_channels + num_layers * growth_rate, H, W). The features are written once, in one
     tensor; nothing else of their size is saved. Parameters have the names of torchvision's (denselayer1.norm1.weight, ...).
     group: the processes that share the statistics of a batch (functional.batch_norm_act).
-    The layers run one by one, and save more tensors, under torch.compile, with hooks, where the normalizations differ in
-    training, momentum or eps, and where a module was replaced (SyncBatchNorm.convert_sync_batchnorm).
+    The layers run one by one, and save more tensors, under torch.compile, with hooks on them, for an x of f32 under autocast,
+    where the normalizations differ in training, momentum or eps, and where a module was replaced
+    (SyncBatchNorm.convert_sync_batchnorm).
     Source: Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient Implementation of DenseNets", 2017."""
 
     def __init__(self, num_layers: int, in_channels: int, growth_rate: int, bn_size: int = 4, drop_rate: float = 0.0, *,
@@ -236,7 +266,7 @@ class DenseBlock(torch.nn.Module):
         is_plain = len(rates) > 1 or torch.compiler.is_compiling() or functional.is_exporting() \
             or any(type(layer) is not _DenseLayer for layer in layers) \
             or any(_is_listened(module) for layer in layers for module in layer.modules())
-        if not is_plain and dense_block_fits(layers, self.group):
+        if not is_plain and not functional.is_narrowed(x) and dense_block_fits(layers, self.group):
             return dense_block(x, layers, self.activation, self.activation_param, rates.pop(), self.group)
         features = [x]
         for layer in layers:

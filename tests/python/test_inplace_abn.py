@@ -91,6 +91,8 @@ def test_weights_of_some_layers_are_converted():
             want = torch.full((2,), 1.001) if name in ("0.weight", "4.weight") else original[name]
             assert torch.equal(converted[name], want), name
         model.load_state_dict(converted)
+    state = model.state_dict()
+    assert palimpsest.load_original(state)._metadata == state._metadata  # versions that some modules of torch read
     alone = palimpsest.load_original(model[0].state_dict(), layers=model[0])  # its name is ""
     assert torch.equal(alone["weight"], model[0].weight.abs() + 1e-5)
     for layers, says in ((["0", "9"], "no '9.weight'"), (["3"], "no '3.weight'"), ("0", r"one string '0'; write \['0'\]"),
@@ -147,5 +149,7 @@ def test_the_group_may_stand_last():
     group = object()
     layer = inplace_abn.InPlaceABNSync(3, 1e-5, 0.1, True, True, "leaky_relu", 0.01, group)
     assert layer.group is group and layer.activation_param == 0.01
+    layer = inplace_abn.InPlaceABNSync(3, 1e-5, 0.1, True, "elu", 0.5, group)  # the order before 1.1
+    assert layer.group is group and layer.activation == "elu" and layer.activation_param == 0.5
     with pytest.raises(TypeError):
         inplace_abn.InPlaceABNSync(3, 1e-5, 0.1, True, True, "leaky_relu", 0.01, None, None)

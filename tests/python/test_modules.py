@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 
 import pytest
 import torch
@@ -228,6 +229,7 @@ CHANGES = {  # of a dense block and of torchvision's alike
     "dilation": lambda block: [setattr(block.denselayer1.conv2, name, (2, 2)) for name in ("dilation", "padding")],
     "a hook": lambda block: block.denselayer1.norm1.register_forward_hook(lambda module, x, y: y * 2) and None,
     "a layer in eval": lambda block: block.denselayer1.eval(),
+    "the first norm replaced": lambda block: setattr(block.denselayer1, "norm1", torch.nn.GroupNorm(2, 8).double()),
 }
 
 
@@ -258,6 +260,16 @@ def test_a_dense_block_drops_in_the_layers_that_train():
         block.denselayer2.train()
     dropped = (dropping(x)[:, -4:] == 0).double().mean()
     assert 0.3 < dropped < 0.7 and torch.allclose(dropping(x)[:, :12], plain(x)[:, :12])
+
+
+def test_a_dense_block_under_autocast_has_torchvisions_dtype():
+    densenet = pytest.importorskip("torchvision").models.densenet
+    ours, theirs = nn.DenseBlock(2, 8, 4), densenet._DenseBlock(2, 8, 4, 4, 0.0)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(2, 8, 6, 6, dtype=dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            got, want = ours(x), theirs(x)
+        assert got.dtype == want.dtype and torch.equal(got[:, :8], x.to(got.dtype))
 
 
 def test_a_dense_block_synchronizes_where_torch_says_so(monkeypatch):
@@ -311,6 +323,32 @@ def test_measure_counts_what_is_kept_and_the_peak():
     for m in (theirs, mine):
         assert m.peak_bytes >= m.kept_bytes and max(b for _, b in m.timeline) == m.peak_bytes
         assert [t for t, _ in m.timeline] == sorted(t for t, _ in m.timeline)
+
+
+def test_measure_warns_of_what_was_there_before_and_was_freed():
+    model, x = torch.nn.Linear(200, 300), torch.randn(4, 200)
+
+    def step():
+        model.zero_grad()
+        model(x).sum().backward()
+
+    step()
+    with pytest.warns(RuntimeWarning, match="241,200 bytes of tensors from before were freed"), palimpsest.memory.measure():
+        step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with palimpsest.memory.measure() as m:  # the profiler has seen the gradients of the last step
+            step()
+    assert m.end_bytes == 0
+
+
+def test_measurements_do_not_nest():
+    with palimpsest.memory.measure(), pytest.raises(RuntimeError, match="end the measurement or the profile around it"):
+        with palimpsest.memory.measure():
+            pass
+    with torch.profiler.profile(), pytest.raises(RuntimeError, match="end the measurement or the profile around it"):
+        with palimpsest.memory.measure():
+            pass
 
 
 def test_measure_without_forward_done_keeps_nothing_and_hands_on_exceptions():
@@ -557,6 +595,150 @@ def test_statistics_that_a_forward_binds_anew_move_once_under_checkpoint():
         plain(x).sum().backward()
         palimpsest.checkpoint(again, x).sum().backward()
     assert torch.equal(plain.mean, again.mean)
+
+
+class Observed(torch.nn.Module):
+    """A layer whose parent reads the buffer that an observer has moved."""
+
+    class Observer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("most", torch.zeros((), dtype=torch.float64))
+
+        def forward(self, x):
+            self.most.copy_(x.detach().abs().max())
+            return x
+
+    def __init__(self):
+        super().__init__()
+        self.observer, self.linear = self.Observer(), torch.nn.Linear(6, 6, dtype=torch.float64)
+
+    def forward(self, x):
+        x = self.observer(x)
+        return self.linear(x / self.observer.most.clone()).tanh()
+
+
+class Cached(torch.nn.Module):
+    """A table that is made anew for another length."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(0, dtype=torch.float64))
+
+    def forward(self, x):
+        if len(self.table) != len(x):
+            self.table = torch.linspace(1, 2, len(x), dtype=torch.float64)
+        return (x * self.table[:, None]).sin()
+
+
+def _hooked():
+    module = OwnStatistics(_OWN_FUNCTIONS["F.batch_norm"]).double()
+    module.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+    module.register_forward_hook(lambda module, *_: module.calls.add_(1) and None)
+    return torch.nn.Sequential(module)
+
+
+def _spectral(function):
+    return lambda: function(torch.nn.Linear(6, 6, dtype=torch.float64))
+
+
+_READ_WHAT_THEY_MOVE = {
+    "observer": Observed, "cache": Cached, "a hook of its own": _hooked,
+    "spectral norm": _spectral(torch.nn.utils.parametrizations.spectral_norm), "old spectral norm": _spectral(torch.nn.utils.spectral_norm),
+    "momentum None": lambda: nn.BatchNormAct(6, momentum=None).double(),
+}
+
+
+@pytest.mark.parametrize("make", _READ_WHAT_THEY_MOVE)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_second_run_reads_the_buffers_of_the_first(make, nested):
+    """Segments that ran more than once before backward: each second run finds what its first run found."""
+    generator = torch.Generator().manual_seed(4)
+    xs = [scale * torch.randn(size, 6, generator=generator, dtype=torch.float64) for scale, size in ((1, 5), (100, 7), (1, 7))]
+    seen = []
+    for again in (False, True):
+        torch.manual_seed(3)
+        module = _READ_WHAT_THEY_MOVE[make]()
+        run = functools.partial(palimpsest.checkpoint, module) if again else module
+        segment = (lambda x: palimpsest.checkpoint(lambda v: run(v).square(), x)) if again and nested else lambda x: run(x).square()
+        leaves = [x.clone().requires_grad_() for x in xs]
+        before = list(module.buffers())
+        loss = sum(segment(x).sum() for x in leaves)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        if make != "cache":
+            assert all(a is b for a, b in zip(module.buffers(), before))
+        seen.append([*(x.grad for x in leaves), *(p.grad for p in module.parameters()), *module.buffers()])
+    for plain, repeated in zip(*seen, strict=True):
+        assert torch.equal(plain, repeated)
+
+
+def test_a_large_buffer_that_stays_is_not_kept_twice():
+    module = OwnStatistics(lambda x, m, v, training: x.sin())
+    module.register_buffer("mask", torch.ones(1 << 20))
+    x = torch.randn(2, 6, 5, 5, requires_grad=True)
+    with palimpsest.memory.measure() as m:
+        y = palimpsest.checkpoint(lambda v: module(v).sin(), x)
+        m.forward_done()
+        y.sum().backward()
+    assert m.kept_bytes < 10_000
+
+
+def test_checkpoint_compiles():
+    torch.manual_seed(3)
+    norm, compiled_norm = torch.nn.BatchNorm2d(6), torch.nn.BatchNorm2d(6)
+    own = nn.BatchNormAct(6)
+    compiled_own = copy.deepcopy(own)
+    seen = []
+    for parts, compiles in (((own, norm), False), ((compiled_own, compiled_norm), True)):
+        x = torch.linspace(-1, 1, 300).reshape(2, 6, 5, 5).requires_grad_()
+
+        def run(v):
+            return palimpsest.checkpoint(torch.nn.Sequential(*parts), v).sin()
+
+        (torch.compile(run, fullgraph=True, backend="aot_eager") if compiles else run)(x).sum().backward()
+        seen.append([x.grad, *(p.grad for part in parts for p in part.parameters()), *(b for part in parts for b in part.buffers())])
+    for plain, compiled in zip(*seen, strict=True):
+        torch.testing.assert_close(compiled, plain)
+
+
+def test_update_bn_gives_the_statistics_of_one_pass():
+    torch.manual_seed(3)
+    theirs = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 1), torch.nn.BatchNorm2d(6), torch.nn.BatchNorm2d(6, momentum=0.3)).eval()
+    ours = torch.nn.Sequential(theirs[0], nn.BatchNormAct(6, activation="identity"), nn.BatchNormAct(6, activation="identity")).eval()
+    loader = [(torch.randn(2, 3, 5, 5), "labels") for _ in range(3)]
+    torch.optim.swa_utils.update_bn(loader, theirs)
+    nn.update_bn(loader, ours)
+    for mine, want in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(mine, want)
+    assert not ours.training and ours[1].momentum == 0.1
+    nn.update_bn((batch for batch, _ in loader), torch.nn.Linear(2, 2))  # nothing to do
+
+
+def test_a_tracer_is_told_to_make_a_leaf_of_the_layer():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 1), nn.BatchNormAct(6))
+    with pytest.raises(TypeError, match="leaf_modules"):
+        torch.fx.symbolic_trace(model)
+    extract = pytest.importorskip("torchvision.models.feature_extraction").create_feature_extractor
+    features = extract(model, ["0", "1"], tracer_kwargs={"leaf_modules": [nn.BatchNormAct]})(torch.randn(2, 3, 5, 5))
+    assert features["1"].shape == (2, 6, 5, 5) and model[1].num_batches_tracked == 1
+
+
+def test_sizes_may_be_numbers_of_numpy_and_lists_of_one():
+    numpy = pytest.importorskip("numpy")
+    x = torch.randn(2, 3, 8, 8)
+    for size in (numpy.int64(2), [2], (2, 2)):
+        assert torch.equal(functional.max_pool2d(x, size), F.max_pool2d(x, 2))
+    layer = nn.Conv2d(3, 4, 3, padding=(1,))
+    torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias, padding=1))
+
+
+def test_statistics_of_a_scripted_module_move_once_under_checkpoint():
+    part = torch.nn.Sequential(torch.nn.Conv2d(6, 6, 1), torch.nn.BatchNorm2d(6))
+    x = torch.randn(2, 6, 5, 5, requires_grad=True)
+    for scripted in (torch.jit.script(copy.deepcopy(part)), torch.jit.script(part[1])):
+        palimpsest.checkpoint(lambda v: scripted(v).sin(), x).sum().backward()
+        assert [int(b) for b in scripted.buffers() if b.dtype == torch.long] == [1]
 
 
 def _nested(last):

@@ -11,9 +11,14 @@ _NEW_ORDER = ("eps", "momentum", "affine", "track_running_stats", "activation", 
 _OLD_ORDER = ("eps", "momentum", "affine", "activation", "activation_param")  # before 1.1
 
 
+def _order(arguments):
+    """The names of arguments by position: behind affine stands track_running_stats, or the activation's name."""
+    return _OLD_ORDER if len(arguments) > 3 and isinstance(arguments[3], str) else _NEW_ORDER
+
+
 def _named(kind, arguments, keywords):
-    """The arguments by name, from either order: behind affine stands track_running_stats, or the activation's name."""
-    order = _OLD_ORDER if len(arguments) > 3 and isinstance(arguments[3], str) else _NEW_ORDER
+    """The arguments by name, from either order."""
+    order = _order(arguments)
     if len(arguments) > len(order):
         raise TypeError(f"{kind} takes num_features and at most {len(order)} more positional arguments, got {len(arguments)}")
     named = dict(zip(order, arguments))
@@ -58,14 +63,14 @@ class InPlaceABNSync(ABN):
         if "devices" in keywords or (arguments and (arguments[0] is None or isinstance(arguments[0], (list, tuple)))):
             raise TypeError("InPlaceABNSync has no argument 'devices', which it had before 1.0: leave it out, run one process "
                             "per device under torch.distributed, and pass the process group as group=")
-        if len(arguments) == len(_NEW_ORDER) + 1 and group is None:  # the group by position, as in the original
+        if len(arguments) == len(_order(arguments)) + 1 and group is None:  # the group by position, as in the original
             arguments, group = arguments[:-1], arguments[-1]
         super().__init__(num_features, *arguments, **keywords)
-        self.group = group
+        self.set_group(group)
 
     def set_group(self, group: "torch.distributed.ProcessGroup | None") -> None:
-        """Called by set_active_group."""
-        self.group = group
+        """Called by set_active_group. The layer keeps the group's name: a group can be neither copied nor pickled."""
+        self.group = getattr(group, "group_name", group)
 
     def _statistics_group(self):
         return group_or_all(self.group)

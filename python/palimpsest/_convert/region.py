@@ -84,7 +84,7 @@ def _somebody_listens():
     """Whether there are hooks on the calls of all modules, other than those with which checkpoint() runs a part again."""
     return bool(torchs_module._global_forward_hooks or torchs_module._global_forward_pre_hooks
                 or torchs_module._global_backward_hooks or torchs_module._global_backward_pre_hooks) and any(
-        not isinstance(getattr(hook, "__self__", None), _checkpoint._StatisticsOnce)
+        hook not in (_checkpoint.before_forward, _checkpoint.behind_forward)
         for hooks in (torchs_module._global_forward_hooks, torchs_module._global_forward_pre_hooks,
                       torchs_module._global_backward_hooks, torchs_module._global_backward_pre_hooks)
         for hook in hooks.values())

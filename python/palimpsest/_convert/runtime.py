@@ -52,13 +52,6 @@ def convolution(conv, x):
     return _ops.convolution(x, weight, bias, *_geometry(conv))
 
 
-def _is_narrowed(x):
-    """Whether a fused operator under autocast would round x before the normalization, which torch runs in the dtype of x."""
-    device = x.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) \
-        and x.dtype not in (torch.get_autocast_dtype(device), torch.float64)
-
-
 def norm_act(norm, x, activation, param, saved, consume):
     """act(norm(x)). consume: x may be written over."""
     group = _group(norm)
@@ -90,7 +83,7 @@ def norm_act_conv_of(norm, conv, features, activation, param):
     first = features[0]
     kernel, kernel_bias = nn.weight_and_bias(conv)
     if torch.compiler.is_compiling() or kernel_bias is not None or first.numel() == 0 or first.dim() != 4 \
-            or any(f.dtype != first.dtype for f in features) or _is_narrowed(first):
+            or any(f.dtype != first.dtype for f in features) or functional.is_narrowed(first):
         x = features[0] if len(features) == 1 else torch.cat(features, 1)
         return norm_act_conv(norm, conv, x, activation, param, "input", False)
     weight, bias, mean, var, training, momentum, eps = _settings(norm, first)
@@ -102,7 +95,7 @@ def norm_act_conv_pool(norm, conv, x, activation, param):
     """avg_pool(conv(act(norm(x))), 2): pools first, which is the same for a 1x1 convolution, and saves nothing but x."""
     kernel, kernel_bias = nn.weight_and_bias(conv)
     if torch.compiler.is_compiling() or kernel_bias is not None or x.dim() != 4 or min(x.shape) == 0 \
-            or min(x.shape[2:]) < 2 or _is_narrowed(x):
+            or min(x.shape[2:]) < 2 or functional.is_narrowed(x):
         return F.avg_pool2d(norm_act_conv(norm, conv, x, activation, param, "input", False), 2, 2)
     weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
     return _ops.concat_abn_conv([x], weight, bias, mean, var, kernel, *_geometry(conv), training, momentum, eps, activation,
@@ -154,7 +147,7 @@ def stem(conv, norm, pool, x, activation, param, saved, consume):
     if not sources.hooks_are_free() or not kernel.requires_grad or x.requires_grad or x.is_meta or x.numel() == 0 \
             or _is_one_image(conv, x) or _group(norm):
         return max_pool(pool, norm_act(norm, convolution(conv, x), activation, param, saved, consume))
-    if _is_narrowed(x):
+    if functional.is_narrowed(x):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would read, and save it
     return _Stem.apply(x, kernel, kernel_bias, *nn.weight_and_bias(norm), norm, _geometry(conv),
                        (activation, param, saved, consume), pool_geometry(pool))
@@ -203,7 +196,7 @@ def dense_block(block, x):
     """torchvision's dense block in one operator, or by its own forward where the operator computes something else."""
     layers = list(block._modules.values())
     rates = {float(layer.drop_rate) if layer.training else 0.0 for layer in layers}
-    if len(rates) > 1 or torch.compiler.is_compiling() or x.numel() == 0 or x.dim() != 4 or _is_narrowed(x) \
+    if len(rates) > 1 or torch.compiler.is_compiling() or x.numel() == 0 or x.dim() != 4 or functional.is_narrowed(x) \
             or not nn.dense_block_fits(layers):
         return type(block).forward(block, x)
     return nn.dense_block(x, layers, "relu", 0.0, rates.pop())
@@ -284,7 +277,7 @@ def part_of(source, z, part):
 
 def _in_bits_of_autocast(source, z):
     """z as a convolution or a linear layer reads it, in 16 bits under autocast, and the source of that."""
-    if source is None or not _is_narrowed(z) or not z.is_floating_point():
+    if source is None or not functional.is_narrowed(z) or not z.is_floating_point():
         return source, z
     dtype = torch.get_autocast_dtype(z.device.type)
     return sources.Source([source], lambda parts: parts[0]().to(dtype)), z.to(dtype)
