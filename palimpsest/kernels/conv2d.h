@@ -23,8 +23,9 @@
 /// and gives NaN if the other factor is NaN or infinite; and except for has_winograd's problems, which may give
 /// NaN for values that are infinite or above a quarter of the largest float, and spread NaN over all nine
 /// weights of a pair of channels in dw.
-/// Sums are f32, in an order that depends on the shape only, so any number of threads gives the same bytes.
-/// Results in 16 bits are those of the same kernel on the same values in f32, rounded.
+/// Sums are f32, in an order that depends on the shape, the dtype and the instruction set only, so any number of
+/// threads gives the same bytes. Results in 16 bits are those of the same kernel on the same values in f32,
+/// rounded; for some shapes f32 has another kernel.
 namespace palimpsest::kernels {
 
 /// The problem of one call: its geometry.

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 /// Counts how many values of a tensor lie in each power of two. The histogram shows which gradients f16 loses
-/// (below 2^-24), which overflow (65504 and above), and which loss scale would save them.
+/// (below 2^-24), which overflow (above 65504), and which loss scale would save them.
 /// Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, figures 2 and 3.
 namespace palimpsest::kernels {
 

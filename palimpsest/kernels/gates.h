@@ -14,7 +14,7 @@
 /// z is computed where it is read and is never a tensor. Each function reads and writes every tensor once.
 ///
 /// Pointers: y, product, dproduct, dy: (N, S, C), contiguous; means, gate, dgate, dmean: (N, C); aligned as
-/// floats. Sums are f32 over 128 pixels and continue in f64, in an order that depends on the shape only, so any
+/// floats. Sums are f32 over up to 144 pixels and continue in f64, in an order that depends on the shape only, so any
 /// number of threads gives the same bytes. Memory: none.
 namespace palimpsest::kernels {
 

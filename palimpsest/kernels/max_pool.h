@@ -17,7 +17,8 @@
 /// no alignment is required. x, z, dz, dx have any DType. f16 and bf16 are compared without rounding; their
 /// gradients are added in f32 and rounded once.
 /// Memory: forward takes a few rows of the input in NCHW; backward takes a plane in f32 (NCHW, 16-bit
-/// storage) or lists of H + W windows. The calling threads keep this memory for their next calls.
+/// storage) or a list of windows per row and column of the image. Both grow with a stride or dilation that leads out of
+/// the image: the caller makes those small (ops/max_pool). The calling threads keep this memory for their next calls.
 /// The result has the same bytes for any number of threads.
 namespace palimpsest::kernels {
 

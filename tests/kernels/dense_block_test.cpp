@@ -144,6 +144,20 @@ TYPED_TEST(DenseBlock, NotANumberStaysInItsPixel) {
     }
 }
 
+TYPED_TEST(DenseBlock, TheGradientPassesNotANumberAsTheReferencesDoes) {
+  for (const Layout layout : kLayouts) {
+    const DenseCase c{2, 21, 20, 23, 12, layout};
+    DenseTensors<TypeParam> got(c), want(c);
+    const int64_t at = layout == Layout::kNCHW ? (c.total + 4) * c.s + 9 : (c.s + 9) * c.total + 4;
+    got.x[at] = want.x[at] = static_cast<TypeParam>(std::numeric_limits<double>::quiet_NaN());
+    kernels::cpu::dense_product_backward(c.problem<TypeParam>(), got.norm(), got.backward());
+    kernels::reference::dense_product_backward(c.problem<TypeParam>(), want.norm(), want.backward());
+    const auto close_to = [](double a, double b) { return std::abs(a - b) <= 1e-2 * (1 + std::abs(b)); };
+    EXPECT_TRUE(close_to(static_cast<double>(got.gradient[at]), static_cast<double>(want.gradient[at])));
+    EXPECT_TRUE(close_to(got.sum_dy[4], want.sum_dy[4]));
+  }
+}
+
 TYPED_TEST(DenseBlock, SubtractsTheCorrectionOfNormalizationFromAFeaturesGradient) {
   using S = TypeParam;
   using Truth = std::conditional_t<sizeof(S) == 2, S, double>;

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <bit>
@@ -137,6 +140,26 @@ TYPED_TEST(MaxPoolHalf, EveryValueGoesThroughAWindowOfOneUnchanged) {
     }
   }
 }
+
+#if defined(__x86_64__)
+TEST(MaxPoolF16, SubnormalGradientsPassWhereTheProcessorFlushesThoseOfF32) {
+  constexpr unsigned kFlush = 0x8040;  // results and operands
+  std::vector<uint16_t> dz(2048), dx(2048);
+  for (std::size_t i = 0; i < dz.size(); ++i) dz[i] = static_cast<uint16_t>(i);
+  const std::vector<uint8_t> argmax(2048);
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);
+  for (const Layout layout : kLayouts) {
+    const MaxPoolProblem problem = PoolCase{1, 8, {16, 16}, square(1, 1, 0)}.problem(layout, DType::f16);
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | kFlush);
+    kernels::cpu::max_pool_backward(problem, dz.data(), argmax.data(), dx.data());
+    _mm_setcsr(before);
+    EXPECT_EQ(dx, dz);
+  }
+  omp_set_num_threads(threads);
+}
+#endif
 
 // Three windows whose maximum is the pixel in the middle.
 TYPED_TEST(MaxPoolHalf, SumsOfGradientsAreRoundedOnceToNearestEven) {

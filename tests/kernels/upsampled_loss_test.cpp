@@ -182,6 +182,35 @@ TYPED_TEST(UpsampledLoss, AClassThatCannotBeIsNoNaN) {
   }
 }
 
+TYPED_TEST(UpsampledLoss, APixelWithoutAPossibleClassIsNaN) {
+  for (const int64_t classes : {2, 5, 12, 16, 21, 24, 40}) {
+    UpsampledInputs<TypeParam> inputs({1, classes, {4, 4}, {4, 4}}, Layout::kChannelsLast, false, 0);
+    for (int64_t c = 0; c < classes; ++c)
+      inputs.x[static_cast<std::size_t>(classes + c)] = static_cast<TypeParam>(-HUGE_VAL);
+    std::fill(inputs.ids.begin(), inputs.ids.end(), 1);
+    std::vector<TypeParam> gradient(inputs.x.size());
+    const auto sums = kernels::cpu::upsampled_cross_entropy(inputs.problem, inputs.x.data(), inputs.targets(),
+                                                            {}, gradient.data());
+    EXPECT_TRUE(std::isnan(sums.loss)) << classes;
+    for (int64_t c = 0; c < classes; ++c)
+      EXPECT_TRUE(std::isnan(gradient[static_cast<std::size_t>(classes + c)])) << c << " of " << classes;
+  }
+}
+
+TYPED_TEST(UpsampledLoss, ClassesThatAreAllMaskedByTheLowestNumberAreTheReference) {
+  for (const int64_t classes : {2, 5, 12, 16, 21, 24, 40}) {
+    UpsampledInputs<TypeParam> inputs({1, classes, {4, 4}, {4, 4}}, Layout::kChannelsLast, false, 0);
+    for (int64_t c = 0; c < classes; ++c)  // the last class but one is the largest
+      inputs.x[static_cast<std::size_t>(classes + c)] =
+          std::numeric_limits<TypeParam>::lowest() * static_cast<TypeParam>(c == classes - 2 ? 0.5 : 1);
+    for (const CrossEntropyRules& rules : {CrossEntropyRules{}, CrossEntropyRules{.share = 0.3}})
+      expect_reference(inputs, rules, this->kTolerance);
+    std::vector<int64_t> ids(inputs.ids.size());
+    kernels::cpu::upsampled_argmax(inputs.problem, inputs.x.data(), false, ids.data());
+    EXPECT_EQ(ids[1], classes - 2);
+  }
+}
+
 TYPED_TEST(UpsampledLoss, ANeighbourOfNoWeightIsNotRead) {
   UpsampledInputs<TypeParam> inputs({1, 4, {4, 4}, {4, 4}}, Layout::kNCHW, false, 0);
   for (std::size_t c = 0; c < 4; ++c) inputs.x[c * 16 + 5] = static_cast<TypeParam>(NAN);

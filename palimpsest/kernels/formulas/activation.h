@@ -168,7 +168,7 @@ struct ELU {
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
-    return y > T(0) ? (V{} + T(1)) : V(Math<V>::expm1(y) * alpha + alpha);
+    return y > T(0) ? (V{} + T(1)) : V(Math<V>::exp(y) * alpha);
   }
 };
 

@@ -133,6 +133,20 @@ TYPED_TEST(ActivationFormula, ValuesAndSlopesAreThoseOfTheDefinition) {
   }
 }
 
+TYPED_TEST(ActivationFormula, SlopesOfASaturatedELUKeepTheirDigits) {
+  using T = TypeParam;
+  Random random(9);
+  std::vector<T> y(4007);
+  for (T& value : y) value = static_cast<T>(random.uniform(-80, 0));
+  const std::vector<T> d = derivative(Activation::kELU, y);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double at = static_cast<double>(y[i]), want = default_param(Activation::kELU) * std::exp(at);
+    ASSERT_NEAR(static_cast<double>(d[i]), want,
+                kActivationUlp * std::numeric_limits<T>::epsilon() * (1 - at) * want)
+        << "at y = " << at;
+  }
+}
+
 TYPED_TEST(ActivationFormula, EdgesAreThoseOfTheDefinitionInEveryLane) {
   using T = TypeParam;
   constexpr T kTiny = std::numeric_limits<T>::denorm_min(), kInfinity = std::numeric_limits<T>::infinity();

@@ -6,6 +6,8 @@
 #include "palimpsest/kernels/cpu/conv2d/weight_gradient.h"
 #include "palimpsest/kernels/cpu/conv2d/winograd.h"
 
+#include <algorithm>
+
 namespace palimpsest::kernels::cpu {
 
 namespace {
@@ -24,6 +26,8 @@ bool has_winograd(const Conv2dProblem& problem) {
 
 bool has_conv2d(const Conv2dProblem& problem, Conv2dPass pass) {
   if (problem.dtype == DType::f64) return false;
+  const auto least = [](const Pair2& size) { return std::min(size.h, size.w); };
+  if (std::min({problem.n, least(problem.in), least(problem.out)}) < 1) return false;
   const bool grouped = !problem.relu_x && has_grouped(problem);
   switch (pass) {
     case Conv2dPass::kForward:

@@ -144,7 +144,7 @@ PALIMPSEST_HOST_DEVICE int64_t source_row(const GroupedSweep& s, int64_t row, in
   return y < s.source_size.h ? y : -1;
 }
 
-/// Returns the distance from the first value of this strip to the first value of the next strip.
+/// The distance from the first value of this strip to the first value of the next strip.
 struct Ahead {
   int64_t source, result;
 };

@@ -4,8 +4,8 @@
 
 /// 3x3 convolutions of stride 1, in wide groups or none, with 4/9 of the multiplications: outputs are computed in tiles of 2x2, from
 /// transformed inputs and weights (winograd_kernels.h). Rounding errors are those of the plain sum or smaller,
-/// measured against the largest terms of the sum (docs/numerics.md). An infinite input may give NaN where the
-/// plain sum gives infinity.
+/// measured against the largest terms of the sum (docs/numerics.md). An input that is infinite or above a quarter of the
+/// largest float may give NaN where the plain sum gives infinity.
 namespace palimpsest::kernels::cpu::conv2d {
 
 /// Returns whether all three passes take the problem: a 3x3 window, stride 1, and groups of 16 to

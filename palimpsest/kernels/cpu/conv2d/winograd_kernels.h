@@ -8,7 +8,7 @@
 /// The functions that an instruction set provides for winograd.cpp: the transforms of one tile, for 16 or more
 /// channels. Each set compiles winograd_kernels.cpp into its own namespace and provides one table.
 ///
-/// With the matrices B^T, G and A^T below, four outputs of one dimension are, for inputs d and weights g,
+/// With the matrices B^T, G and A^T below, two outputs of one dimension are, for four inputs d and weights g,
 ///   y = A^T [(G g) * (B^T d)], elementwise in the brackets; in two dimensions y = A^T [(G g G^T) * (B^T d B)] A
 ///   B^T = 1  0 -1  0     G = 1    0    0      A^T = 1  1  1  0
 ///         0  1  1  0         1/2  1/2  1/2          0  1 -1 -1

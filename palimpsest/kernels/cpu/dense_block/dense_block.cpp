@@ -219,9 +219,8 @@ class Call {
     chunk.channels_last = channels_last_;
     chunk.x_stride = channels_last_ ? problem_.total : problem_.s;
     chunk.h_stride = channels_last_ ? problem_.out : problem_.s;
-    chunk.activation = {
-        static_cast<T>(problem_.activation == Activation::kLeakyReLU ? problem_.activation_param : 1),
-        problem_.activation == Activation::kReLU};
+    const double slope = problem_.activation == Activation::kLeakyReLU ? problem_.activation_param : 1;
+    chunk.activation = {static_cast<T>(slope), problem_.activation == Activation::kReLU || slope == 0};
     chunk.coefficients = {coefficients_.mean + first, coefficients_.scale + first,
                           coefficients_.shift + first};
     chunk.x = static_cast<const S*>(x) + x_offset(i) + first;

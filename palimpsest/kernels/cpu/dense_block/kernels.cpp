@@ -254,7 +254,7 @@ void differentiate_tile(const BackwardChunk<S>& chunk, const Tile& t, int64_t wi
         const V z = load<V>(chunk.z + r * chunk.z_stride + j),
                 dz = load<V>(dz_values + (i * kTileVectors + v) * kLanes<T>);
         const V below = relu ? V{} : V(dz * chunk.activation.slope);
-        const V dy = z > T(0) ? dz : below;
+        const V dy = z <= T(0) ? below : dz;
         dys += dy;
         dys_x += dy * (load_first<V>(chunk.x + r * chunk.x_stride + j, left) - mean);
         if (chunk.gradient) {

@@ -190,7 +190,9 @@ struct Float16Format {
   PALIMPSEST_HOST_DEVICE static Wide widen(Wide bits) {
     using Floats = Lanes<float, sizeof(Wide) / 4>;
     const Wide magnitude = (bits & 0x7fff) << 13;
-    const Wide scaled = reinterpret<Wide>(reinterpret<Floats>(magnitude) * 0x1p112f);
+    // 2^-14 and a subnormal number in its last places: no operand is a subnormal f32, which may count as 0.
+    const Wide subnormal = reinterpret<Wide>(reinterpret<Floats>(magnitude + 0x38800000) - 0x1p-14f);
+    const Wide scaled = magnitude < Wide{} + 0x00800000 ? subnormal : magnitude + 0x38000000;
     const Wide exponent = magnitude >= Wide{} + 0x0f800000 ? Wide{} + 0x7f800000 : Wide{};
     return scaled | exponent | ((bits & 0x8000) << 16);
   }

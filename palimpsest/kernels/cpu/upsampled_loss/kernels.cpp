@@ -71,6 +71,14 @@ PALIMPSEST_HOST_DEVICE void with_vectors(int64_t stride, const Function& functio
     function(Constant<int64_t{0}>{});
 }
 
+/// Returns 0, 1, 2, ...
+template <class T>
+PALIMPSEST_HOST_DEVICE Vector<typename Bits<T>::type> lane_numbers() {
+  Vector<typename Bits<T>::type> lane;
+  for (int64_t i = 0; i < lanes<T, Vector<T>>(); ++i) lane[i] = static_cast<typename Bits<T>::type>(i);
+  return lane;
+}
+
 template <class T, int64_t kVectors>
 PALIMPSEST_HOST_DEVICE void losses_of(const Row<T>& row, const PixelLosses<T>& asked) {
   using V = Vector<T>;
@@ -91,8 +99,10 @@ PALIMPSEST_HOST_DEVICE void losses_of(const Row<T>& row, const PixelLosses<T>& a
     else
       store(memory + k * kLanes, v);
   };
-  Int lane;
-  for (int64_t i = 0; i < kLanes; ++i) lane[i] = static_cast<typename Bits<T>::type>(i);
+  const Int lane = lane_numbers<T>();
+  const auto is_class = [&](int64_t k) PALIMPSEST_INLINE_LAMBDA -> Int {
+    return lane < static_cast<typename Bits<T>::type>(row.channels - k * kLanes);
+  };
   for (int64_t j = 0; j < row.pixels; ++j) {
     const int32_t t = asked.target[j];
     asked.gap[j] = 0;
@@ -110,12 +120,20 @@ PALIMPSEST_HOST_DEVICE void losses_of(const Row<T>& row, const PixelLosses<T>& a
       put(k, z);
       largest = Larger()(largest, z);
     }
-    const T top = across_lanes<T>(largest, Larger());
+    T top = across_lanes<T>(largest, Larger());
     T z_of_target;
     if constexpr (kVectors > 0)
       z_of_target = right == 0 ? left[t] : left[t] * v + left[right + t] * u;
     else
       z_of_target = memory[t];
+    if (!(top > kLowest<T>)) {  // the lanes behind the last class, which hold kLowest, would count
+      V most = broadcast<V>(T(-__builtin_inf()));
+      for (int64_t k = 0; k < vectors; ++k) most = Larger()(most, is_class(k) ? get(k) : most);
+      top = across_lanes<T>(most, Larger());
+      for (int64_t k = 0; k < vectors; ++k) put(k, is_class(k) ? V(get(k) - top) : broadcast<V>(kLowest<T>));
+      z_of_target -= top;
+      top = 0;
+    }
     V sum{}, smooth{};
     for (int64_t k = 0; k < vectors; ++k) {
       const V below = get(k) - top;
@@ -238,6 +256,7 @@ void argmax(const Row<T>& row, int32_t* ids) {
     using V = Vector<T>;
     using Int = Vector<typename Bits<T>::type>;
     constexpr int64_t kLanes = lanes<T, V>();
+    const Int lane = lane_numbers<T>();
     const T* const left = row.blended + row.left[j] * row.stride;
     const T u = row.right_weight[j], v = 1 - u;
     const int64_t right = u == 0 ? 0 : row.stride;
@@ -246,7 +265,8 @@ void argmax(const Row<T>& row, int32_t* ids) {
     for (int64_t k = 1; k < row.stride / kLanes; ++k) {
       const T* const from = left + k * kLanes;
       const V z = right == 0 ? load<V>(from) : V(load<V>(from) * v + load<V>(from + right) * u);
-      const Int better = (z > best) | ((z != z) & (best == best));
+      const Int is_class = lane < static_cast<typename Bits<T>::type>(row.channels - k * kLanes);
+      const Int better = ((z > best) | ((z != z) & (best == best))) & is_class;
       best = better ? z : best;
       place = better ? Int{} + static_cast<typename Bits<T>::type>(k) : place;
     }

@@ -96,7 +96,7 @@ NormArguments<S> norm_arguments(const DenseProductProblem& problem, const DenseS
           static_cast<const T*>(norm.weight),
           static_cast<const T*>(norm.bias),
           norm.eps,
-          problem.activation == Activation::kReLU,
+          slope == 0,
           static_cast<T>(slope)};
 }
 

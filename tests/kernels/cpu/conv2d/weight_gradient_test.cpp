@@ -115,6 +115,15 @@ TEST(Conv2dWeight, OtherKernelsReadNoReLU) {
   }
 }
 
+TEST(Conv2dWeight, NoKernelIsOfferedWithoutOutputs) {
+  for (const auto& problem : {conv2d_problem(1, 64, 64, 1, {2, 2}, {3, 3}, {1, 1}, {0, 0}),
+                              conv2d_problem(1, 64, 64, 1, {0, 7}, {1, 1}, {1, 1}, {0, 0}),
+                              conv2d_problem(0, 64, 64, 1, {7, 7}, {1, 1}, {1, 1}, {0, 0})})
+    for (const Conv2dPass pass :
+         {Conv2dPass::kForward, Conv2dPass::kBackwardInput, Conv2dPass::kBackwardWeight})
+      EXPECT_FALSE(kernels::cpu::has_conv2d(problem, pass)) << problem;
+}
+
 TEST(Conv2dWeight, IsNotOfferedForNarrowChannels) {
   for (const auto& [c_in, c_out] : {std::pair<int64_t, int64_t>{31, 16}, {32, 15}, {3, 64}})
     EXPECT_FALSE(kernels::cpu::has_conv2d(conv2d_problem(1, c_in, c_out, 1, {3, 3}, {1, 1}),
