@@ -112,8 +112,11 @@ bool Step::run_parts(torch::optim::Optimizer& optimizer, int64_t parts,
     update(optimizer, options.change_gradients);
   } catch (...) {
     // The next step must not add to the gradients of this one, nor begin with its statistics.
-    if (has_gradients) optimizer.zero_grad();
-    if (buffers_) buffers_->restore();
+    try {
+      if (has_gradients) optimizer.zero_grad();
+      if (buffers_) buffers_->restore();
+    } catch (...) {  // a device that has failed runs nothing any more; the first error tells why
+    }
     throw;
   }
   optimizer.zero_grad();

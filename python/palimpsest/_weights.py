@@ -1,5 +1,5 @@
 """Weights of other programs."""
-import copy
+import collections
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -25,7 +25,9 @@ def load_original(state_dict: Mapping[str, torch.Tensor], eps: float = 1e-5, *,
             if state_dict.get(name + "weight") is None:
                 raise ValueError(f"load_original: state_dict has no '{name}weight', the weight of the layer "
                                  f"'{name.removesuffix('.')}'; a prefix, as DataParallel's 'module.', must be the same in both")
-    converted = copy.copy(state_dict)  # with the versions of the modules, which some of torch's read
+    converted = collections.OrderedDict(state_dict)
+    if hasattr(state_dict, "_metadata"):  # the versions of the modules, which some of torch's read
+        converted._metadata = state_dict._metadata
     for name in names:
         converted[name + "weight"] = state_dict[name + "weight"].abs() + eps
     return converted

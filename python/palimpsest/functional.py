@@ -162,7 +162,7 @@ def batch_norm_act(x: torch.Tensor, running_mean: torch.Tensor | None, running_v
 
 
 def _pair(size):
-    if not isinstance(size, Sequence):
+    if not hasattr(size, "__len__") or getattr(size, "ndim", 1) == 0:
         return [operator.index(size)] * 2
     return list(size) * 2 if len(size) == 1 else list(size)
 

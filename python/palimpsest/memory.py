@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import profile
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -35,13 +34,13 @@ _seen: dict[StorageWeakRef, int] = {}  # what was allocated in a measurement, wh
 def _storages():
     """The bytes of the storages of all tensors on the CPU that Python holds."""
     found = {}
-    for tensor in gc.get_objects():
-        if issubclass(type(tensor), torch.Tensor) and tensor.device.type == "cpu" and tensor.layout == torch.strided \
-                and not isinstance(tensor, FakeTensor):
-            for t in (tensor, tensor.grad if tensor.is_leaf else None):
-                if t is not None and t.layout == torch.strided and torch._C._has_storage(t):
-                    storage = t.untyped_storage()
-                    found[StorageWeakRef(storage)] = storage.nbytes()
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors = [o for o in gc.get_objects() if type(o) in plain and not torch.nn.parameter.is_lazy(o)]
+        for t in [*tensors, *(t.grad for t in tensors if t.is_leaf and t.grad is not None)]:
+            if t.is_cpu and t.layout == torch.strided and torch._C._has_storage(t):
+                storage = t.untyped_storage()
+                found[StorageWeakRef(storage)] = storage.nbytes()
     return found
 
 

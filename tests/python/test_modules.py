@@ -1,4 +1,5 @@
 """The modules against torch's own: outputs, gradients, statistics, state dicts, and the rest of PyTorch around them."""
+import concurrent.futures
 import copy
 import functools
 import io
@@ -8,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 import warnings
 
@@ -342,6 +344,13 @@ def test_measure_warns_of_what_was_there_before_and_was_freed():
     assert m.end_bytes == 0
 
 
+def test_measure_passes_over_tensors_without_memory():
+    lazy, meta = torch.nn.LazyLinear(3), torch.empty(3, device="meta")
+    with palimpsest.memory.measure() as m:
+        torch.ones(10)
+    assert m.peak_bytes == 40 and lazy.weight is not None and meta.is_meta
+
+
 def test_measurements_do_not_nest():
     with palimpsest.memory.measure(), pytest.raises(RuntimeError, match="end the measurement or the profile around it"):
         with palimpsest.memory.measure():
@@ -642,7 +651,43 @@ def _spectral(function):
     return lambda: function(torch.nn.Linear(6, 6, dtype=torch.float64))
 
 
+class Remembering(torch.nn.Module):
+    """A buffer with a history in the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6, dtype=torch.float64)
+        self.register_buffer("state", torch.zeros(6, dtype=torch.float64))
+
+    def forward(self, x):
+        self.state = 0.5 * self.state + self.linear(x).mean(0)
+        return (self.state * x).tanh()
+
+
+class Aliased(torch.nn.Module):
+    """A part moves the buffer that its parent reads under a name of its own, and a view of it."""
+
+    class Part(torch.nn.Module):
+        def __init__(self, buffer):
+            super().__init__()
+            self.register_buffer("most", buffer)
+
+        def forward(self, x):
+            self.most[:1] = x.detach().abs().max()
+            return x
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("all", torch.ones(2, dtype=torch.float64))
+        self.register_buffer("first", self.all[:1])
+        self.part = self.Part(self.all)
+
+    def forward(self, x):
+        return (self.part(x) / self.all.clone()[0] + self.first.clone()).sin()
+
+
 _READ_WHAT_THEY_MOVE = {
+    "history": Remembering, "aliases": Aliased,
     "observer": Observed, "cache": Cached, "a hook of its own": _hooked,
     "spectral norm": _spectral(torch.nn.utils.parametrizations.spectral_norm), "old spectral norm": _spectral(torch.nn.utils.spectral_norm),
     "momentum None": lambda: nn.BatchNormAct(6, momentum=None).double(),
@@ -666,16 +711,69 @@ def test_a_second_run_reads_the_buffers_of_the_first(make, nested):
         loss = sum(segment(x).sum() for x in leaves)
         loss.backward(retain_graph=True)
         loss.backward()
-        if make != "cache":
+        if make not in ("cache", "history"):
             assert all(a is b for a, b in zip(module.buffers(), before))
         seen.append([*(x.grad for x in leaves), *(p.grad for p in module.parameters()), *module.buffers()])
     for plain, repeated in zip(*seen, strict=True):
         assert torch.equal(plain, repeated)
 
 
+def test_buffers_that_are_not_the_module_s_own_stay_what_they_are():
+    """Those of functional_call, of a lazy module, of one that makes them in its forward, and of a large normalization."""
+    norm, given = torch.nn.BatchNorm1d(6), {"running_mean": torch.ones(6), "running_var": torch.ones(6)}
+    own, x = norm.running_mean, torch.randn(4, 6, requires_grad=True)
+    palimpsest.checkpoint(lambda v: torch.func.functional_call(norm, given, v).sin(), x).sum().backward()
+    assert norm.running_mean is own and own.count_nonzero() == 0
+    torch.testing.assert_close(given["running_mean"], 0.9 + 0.1 * x.detach().mean(0))
+
+    lazy = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LazyBatchNorm1d())
+    palimpsest.checkpoint(lazy, x).sum().backward()
+    assert lazy[1].num_batches_tracked == 1
+
+    class Counting(torch.nn.Module):
+        def forward(self, v):
+            if "calls" not in self._buffers:
+                self.register_buffer("calls", torch.zeros(()))
+            self.calls += 1
+            return v.sin()
+
+    counting = Counting()
+    palimpsest.checkpoint(lambda v: counting(counting(v)), x).sum().backward()
+    assert counting.calls == 2
+
+    wide, y = torch.nn.BatchNorm1d(70_000), torch.randn(3, 70_000, requires_grad=True)
+    palimpsest.checkpoint(lambda v: wide(v).sin(), y).sum().backward()
+    torch.testing.assert_close(wide.running_mean, 0.1 * y.detach().mean(0))
+
+
+def test_threads_may_share_a_module_whose_segments_run_again():
+    norm = torch.nn.BatchNorm1d(6)
+    own, starts, ends = norm.running_mean, threading.Barrier(2), threading.Barrier(2)
+
+    def step(_):
+        again = []
+
+        def segment(v):
+            if again:
+                starts.wait(10)
+            y = norm(v)
+            if again:
+                ends.wait(10)
+            again.append(True)
+            return y.sin()
+
+        palimpsest.checkpoint(segment, torch.ones(4, 6, requires_grad=True)).sum().backward()
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(step, range(2)))
+    assert norm.running_mean is own and norm.num_batches_tracked == 2
+    torch.testing.assert_close(own, torch.full((6,), 0.19))
+
+
 def test_a_large_buffer_that_stays_is_not_kept_twice():
     module = OwnStatistics(lambda x, m, v, training: x.sin())
     module.register_buffer("mask", torch.ones(1 << 20))
+    module.register_buffer("small_mask", torch.ones(1 << 16))
     x = torch.randn(2, 6, 5, 5, requires_grad=True)
     with palimpsest.memory.measure() as m:
         y = palimpsest.checkpoint(lambda v: module(v).sin(), x)
@@ -727,7 +825,7 @@ def test_a_tracer_is_told_to_make_a_leaf_of_the_layer():
 def test_sizes_may_be_numbers_of_numpy_and_lists_of_one():
     numpy = pytest.importorskip("numpy")
     x = torch.randn(2, 3, 8, 8)
-    for size in (numpy.int64(2), [2], (2, 2)):
+    for size in (numpy.int64(2), numpy.array([2, 2]), [2], (2, 2)):
         assert torch.equal(functional.max_pool2d(x, size), F.max_pool2d(x, 2))
     layer = nn.Conv2d(3, 4, 3, padding=(1,))
     torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias, padding=1))
@@ -737,8 +835,8 @@ def test_statistics_of_a_scripted_module_move_once_under_checkpoint():
     part = torch.nn.Sequential(torch.nn.Conv2d(6, 6, 1), torch.nn.BatchNorm2d(6))
     x = torch.randn(2, 6, 5, 5, requires_grad=True)
     for scripted in (torch.jit.script(copy.deepcopy(part)), torch.jit.script(part[1])):
-        palimpsest.checkpoint(lambda v: scripted(v).sin(), x).sum().backward()
-        assert [int(b) for b in scripted.buffers() if b.dtype == torch.long] == [1]
+        palimpsest.checkpoint(lambda v: scripted(scripted(v).sin()).sin(), x).sum().backward()
+        assert [int(b) for b in scripted.buffers() if b.dtype == torch.long] == [2]
 
 
 def _nested(last):

@@ -87,19 +87,22 @@ class Collected final : public SavedVariableHooks {
 
 class Collector final : public SavedTensorSink {
  public:
-  /// `last`: throws Enough behind so many tensors; 0: never.
-  explicit Collector(std::size_t last) : last_(last) {}
+  /// `last`: throws Enough behind so many tensors; 0: never. A pass within fn must not end by it: libtorch's engine
+  /// counts its passes, and expects a std::exception. Then the next tensor behind that pass is the last.
+  explicit Collector(std::size_t last) : last_(last), pass_(torch::autograd::get_current_graph_task_id()) {}
 
   std::unique_ptr<SavedVariableHooks> next() override { return std::make_unique<Collected>(*this); }
   void add(const Versioned& tensor) {
     tensors.push_back(tensor);
-    if (tensors.size() == last_) throw Enough{};
+    if (last_ > 0 && tensors.size() >= last_ && torch::autograd::get_current_graph_task_id() == pass_)
+      throw Enough{};
   }
 
   std::vector<Versioned> tensors;
 
  private:
   std::size_t last_;
+  int pass_;
 };
 
 void Collected::call_pack_hook(const at::Tensor& tensor) {
@@ -251,7 +254,10 @@ std::vector<Versioned> Segment::run_again() {
   }
   Forms saved;
   for (const auto& [tensor, version] : collector.tensors) saved.emplace_back(tensor);
-  if (finished_) check_same(outputs_, Forms(outputs.begin(), outputs.end()), "output");
+  if (finished_)
+    check_same(outputs_, Forms(outputs.begin(), outputs.end()), "output");
+  else if (saved.size() > saved_.size())
+    saved.erase(saved.begin() + static_cast<std::ptrdiff_t>(saved_.size()), saved.end());
   check_same(saved_, saved, "saved tensor");
   return std::move(collector.tensors);
 }

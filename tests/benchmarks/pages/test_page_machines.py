@@ -75,7 +75,7 @@ def test_pieces_of_different_commits_are_told_apart(results):
 
 
 def test_a_changed_ratio_is_noticed_and_written(results):
-    change(results / FILE, lambda content: content["runs"][-1]["rows"][0].update(ratio=7.77))
+    change(results / FILE, lambda content: content["runs"][0]["rows"][0].update(ratio=7.77))
     assert pages("machines", "--check", "--results", results)[0] == 1
     assert pages("machines", "--results", results) == (0, "")
     assert "7.77" in (results / PAGE).read_text()

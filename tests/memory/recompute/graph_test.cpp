@@ -172,6 +172,24 @@ TEST(RecomputeGraph, AFunctionMayAskItsGroupBehindAPassWithin) {
   });
 }
 
+TEST(RecomputeGraph, AFunctionMayDifferentiateWithinTwice) {
+  expect_same_as_plain([](bool recomputed) {
+    auto x = torch::rand({5}).set_requires_grad(true);
+    const auto curvature = [](const at::Tensor& t) {
+      const auto y = (t * t).sin().sum();
+      const auto slope = torch::autograd::grad({y}, {t}, {}, true, /*create_graph=*/true)[0];
+      return torch::autograd::grad({slope.sum()}, {t}, {}, true, /*create_graph=*/true)[0];
+    };
+    at::Tensor sum;
+    for (int i = 0; i < 80; ++i) {  // more than libtorch nests passes on one thread
+      const auto y = segment(recomputed, curvature, x).exp().sum();
+      sum = sum.defined() ? sum + y : y;
+    }
+    sum.backward();
+    return Tensors{x.grad()};
+  });
+}
+
 /// Counts how often a node was run.
 struct Counter : torch::autograd::FunctionPostHook {
   explicit Counter(int& count) : count_(count) {}

@@ -44,18 +44,16 @@ PALIMPSEST_HOST_DEVICE V widen(const BFloat16*, U bits) {
 
 template <class V, class U>
 PALIMPSEST_HOST_DEVICE V widen(const Float16*, U bits) {
-  // The exponents of the two formats are 112 apart. A subnormal number stands in the last places of 2^-14, which is
-  // then taken off: no operand is a subnormal f32, which may count as 0. Infinity and NaN keep all exponent bits.
+  // The exponents of the two formats are 112 apart. A product corrects that, for subnormals too. Infinity and
+  // NaN keep all exponent bits.
   const U size = (bits & 0x7fffu) << 13;
-  const U above = size + 0x38800000u;
-  V difference;
-  __builtin_memcpy(&difference, &above, sizeof difference);
-  difference -= 0x1p-14f;
-  U subnormal;
-  __builtin_memcpy(&subnormal, &difference, sizeof subnormal);
-  const U finite = size < 0x00800000u ? subnormal : size + (112u << 23);
+  U scaled_bits;
+  V scaled;
+  __builtin_memcpy(&scaled, &size, sizeof scaled);
+  scaled *= 0x1p112f;
+  __builtin_memcpy(&scaled_bits, &scaled, sizeof scaled);
   const U special = size | 0x7f800000u;
-  U wide = (size >= (0x7c00u << 13) ? special : finite) | ((bits & 0x8000u) << 16);
+  U wide = (size >= (0x7c00u << 13) ? special : scaled_bits) | ((bits & 0x8000u) << 16);
   V v;
   __builtin_memcpy(&v, &wide, sizeof v);
   return v;

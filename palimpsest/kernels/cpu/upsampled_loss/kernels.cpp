@@ -256,20 +256,22 @@ void argmax(const Row<T>& row, int32_t* ids) {
     using V = Vector<T>;
     using Int = Vector<typename Bits<T>::type>;
     constexpr int64_t kLanes = lanes<T, V>();
-    const Int lane = lane_numbers<T>();
     const T* const left = row.blended + row.left[j] * row.stride;
     const T u = row.right_weight[j], v = 1 - u;
     const int64_t right = u == 0 ? 0 : row.stride;
     V best = right == 0 ? load<V>(left) : V(load<V>(left) * v + load<V>(left + right) * u);
     Int place{};
-    for (int64_t k = 1; k < row.stride / kLanes; ++k) {
+    const auto take = [&](int64_t k, Int is_class) PALIMPSEST_INLINE_LAMBDA {
       const T* const from = left + k * kLanes;
       const V z = right == 0 ? load<V>(from) : V(load<V>(from) * v + load<V>(from + right) * u);
-      const Int is_class = lane < static_cast<typename Bits<T>::type>(row.channels - k * kLanes);
       const Int better = ((z > best) | ((z != z) & (best == best))) & is_class;
       best = better ? z : best;
       place = better ? Int{} + static_cast<typename Bits<T>::type>(k) : place;
-    }
+    };
+    const int64_t last = row.stride / kLanes - 1;
+    for (int64_t k = 1; k < last; ++k) take(k, ~Int{});
+    if (last > 0)
+      take(last, lane_numbers<T>() < static_cast<typename Bits<T>::type>(row.channels - last * kLanes));
     T value = best[0];
     int64_t id = place[0] * kLanes;
     for (int64_t i = 1; i < kLanes; ++i) {
