@@ -249,7 +249,7 @@ std::vector<Versioned> Segment::run_again() {
     const SegmentLog::Replay replay(log_);
     try {
       outputs = fn_(inputs);
-    } catch (const Enough&) {
+    } catch (const Enough&) {  // the outputs of a segment that is not finished are not asked for
     }
   }
   Forms saved;
