@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -112,10 +113,13 @@ bool Step::run_parts(torch::optim::Optimizer& optimizer, int64_t parts,
     update(optimizer, options.change_gradients);
   } catch (...) {
     // The next step must not add to the gradients of this one, nor begin with its statistics.
+    const std::exception_ptr first = std::current_exception();
     try {
       if (has_gradients) optimizer.zero_grad();
       if (buffers_) buffers_->restore();
-    } catch (...) {  // a device that has failed runs nothing any more; the first error tells why
+    } catch (...) {
+      std::rethrow_exception(
+          first);  // a device that has failed runs nothing any more: the first error tells why
     }
     throw;
   }

@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <exception>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -67,7 +68,7 @@ class Promise final : public SavedVariableHooks {
 };
 
 /// Ends the second run of a segment whose first run is not at its end: all that was saved so far is there again.
-struct Enough {};
+struct Enough final : std::exception {};
 
 class Collector;
 
@@ -249,7 +250,8 @@ std::vector<Versioned> Segment::run_again() {
     const SegmentLog::Replay replay(log_);
     try {
       outputs = fn_(inputs);
-    } catch (const Enough&) {  // the outputs of a segment that is not finished are not asked for
+    } catch (const Enough&) {
+      outputs.clear();  // those of a segment that is not finished are not asked for
     }
   }
   Forms saved;
