@@ -118,8 +118,8 @@ bool Step::run_parts(torch::optim::Optimizer& optimizer, int64_t parts,
       if (has_gradients) optimizer.zero_grad();
       if (buffers_) buffers_->restore();
     } catch (...) {
-      std::rethrow_exception(
-          first);  // a device that has failed runs nothing any more: the first error tells why
+      // A device that has failed runs nothing any more: the first error tells why.
+      std::rethrow_exception(first);
     }
     throw;
   }

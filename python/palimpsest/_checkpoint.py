@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 
 _this_thread = threading.local()
 
-# Elements of a buffer. A larger one is not copied unless it belongs to a normalization, and so not given back as it was.
+# In elements. The first run copies no larger buffer, but those of normalizations: the second run finds today's value there.
 _MOST_COPIED = 1 << 16
-# A larger copy is dropped if the forward left the buffer as it was.
+# In elements. A larger copy is dropped if the forward left the buffer as it was.
 _MOST_KEPT = 1 << 12
 
 
@@ -232,7 +232,7 @@ class _RunsAgain(_Run):
     @torch.no_grad()
     def before(self, module):
         calls = self._found.get(module, ())
-        found = calls[self._calls[module]] if self._calls[module] < len(calls) else {}
+        found = calls[self._calls[module]] if self._calls[module] < len(calls) else _NOTHING
         self._calls[module] += 1
         scripted = isinstance(module, torch.jit.ScriptModule)  # its dictionary of buffers cannot be written
         self._running.append((module, _NOTHING if scripted or not module._buffers else dict(module._buffers)))
@@ -247,8 +247,7 @@ class _RunsAgain(_Run):
 
     def behind(self, module):
         before = _pop(self._running, module)
-        if before is None or isinstance(module, torch.jit.ScriptModule) \
-                or not (before or module._buffers):
+        if before is None or isinstance(module, torch.jit.ScriptModule) or not (before or module._buffers):
             return
         for name in {**before, **module._buffers}:
             now = module._buffers.get(name)

@@ -28,7 +28,7 @@ class Measurement:
             pass
 
 
-_seen: dict[StorageWeakRef, int] = {}  # what was allocated in a measurement, whose end the next one sees
+_seen: set[StorageWeakRef] = set()  # allocated in a measurement: the profiler sees when that memory is freed in a later one
 
 
 def _storages():
@@ -45,13 +45,16 @@ def _storages():
 
 
 def _warn_of_freed(before):
+    """Says how much of `before` was freed without the profiler's knowledge."""
     freed = sum(nbytes for storage, nbytes in before.items() if storage.expired() and storage not in _seen)
     if freed:
         warnings.warn(f"palimpsest: {freed:,} bytes of tensors from before were freed in measure(), and count as if they were still "
                       "there: free them before it (zero_grad(), del loss), or measure the next step", RuntimeWarning, stacklevel=4)
-    for storage in [s for s in _seen if s.expired()]:
-        del _seen[storage]
-    _seen.update((storage, nbytes) for storage, nbytes in _storages().items() if storage not in before)
+
+
+def _remember_what_is_new(before):
+    _seen.difference_update([storage for storage in _seen if storage.expired()])
+    _seen.update(_storages().keys() - before.keys())
 
 
 @contextlib.contextmanager
@@ -76,6 +79,7 @@ def measure() -> Iterator[Measurement]:
     with profile(profile_memory=True, use_kineto=True) as profiled:
         yield result
     _warn_of_freed(before)
+    _remember_what_is_new(before)
     events = profiled.kineto_results.events()
     done_at = max((e.start_ns() for e in events if e.name() == _MARK), default=None)
     allocations = (e for e in events if e.name() == "[memory]" and e.device_type() == torch.autograd.DeviceType.CPU)

@@ -88,8 +88,8 @@ class Collected final : public SavedVariableHooks {
 
 class Collector final : public SavedTensorSink {
  public:
-  /// `last`: throws Enough behind so many tensors; 0: never. A pass within fn must not end by it: libtorch's engine
-  /// counts its passes, and expects a std::exception. Then the next tensor behind that pass is the last.
+  /// `last`: throws Enough behind so many tensors; 0: never. A backward pass within fn runs to its end: if the last
+  /// tensor is saved there, the next one behind that pass ends the run.
   explicit Collector(std::size_t last) : last_(last), pass_(torch::autograd::get_current_graph_task_id()) {}
 
   std::unique_ptr<SavedVariableHooks> next() override { return std::make_unique<Collected>(*this); }
