@@ -33,6 +33,7 @@ bool is_power_of_two(double value) {
 
 void ExponentHistogram::add(const at::Tensor& gradient, double scale) {
   if (!gradient.defined()) return;
+  if (gradient.scalar_type() == at::kDouble) return add(gradient.to(at::kFloat), scale);
   if (!is_power_of_two(scale)) return add(gradient.to(at::kFloat).div(scale));
   const int shift = std::ilogb(scale);
   const ops::ExponentCounts counts = ops::exponent_counts(gradient);

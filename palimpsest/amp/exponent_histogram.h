@@ -29,8 +29,8 @@ class ExponentHistogram {
  public:
   static constexpr int kLowest = -149, kHighest = 127;  ///< exponents of f32
 
-  /// Adds the values of `gradient` (f32, f16 or bf16; an undefined tensor has none), divided by the loss
-  /// scale that multiplied them. A scale that is a power of two moves exponents; any other costs a copy.
+  /// Adds the values of `gradient` (f32, f16 or bf16; f64 is rounded to f32; an undefined tensor has none),
+  /// divided by the loss scale that multiplied them. A scale that is a power of two moves exponents; any other costs a copy.
   void add(const at::Tensor& gradient, double scale = 1);
   /// Adds the gradients of all of the optimizer's parameters.
   void add_gradients(const torch::optim::Optimizer& optimizer, double scale = 1);

@@ -62,6 +62,9 @@ TEST(ExponentHistogram, DividesByTheScaleThatGradientsWereMultipliedBy) {
     scaled.add((gradients * scale), scale);
     EXPECT_EQ(scaled.bars().exponents, plain.bars().exponents) << scale;
     EXPECT_EQ(scaled.bars().shares, plain.bars().shares) << scale;
+    ExponentHistogram of_f64;
+    of_f64.add((gradients * scale).to(at::kDouble), scale);
+    EXPECT_EQ(of_f64.bars().shares, plain.bars().shares) << scale;
   }
 }
 

@@ -8,6 +8,8 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace palimpsest::ops::tests {
 namespace {
 
@@ -243,6 +245,19 @@ TEST(AbnConv, WeightsOfZeroSaveTheNormalizedInputBesideY) {
           EXPECT_EQ(abn_fallback_stats().layers, one ? 0 : 1);
           expect_equal(got, want, 2 * tolerance_across_kinks(dtype));
         }
+}
+
+TEST(AbnConv, ActivateConvOfSlope0IsThatOfReLUAlsoForInfinities) {
+  const at::Tensor kernel = torch::rand({16, 8, 1, 1});
+  for (const int64_t width : {3, 40}) {
+    at::Tensor y = torch::randn({2, 8, 5, width});
+    y[0][1][2][2] = -std::numeric_limits<float>::infinity();
+    const ConvolutionOptions options{{1, 1}, {0, 0}, {1, 1}, 1};
+    const at::Tensor want = activate_conv(y, kernel, std::nullopt, options, Activation::kReLU, 0);
+    EXPECT_TRUE(want.isfinite().all().item<bool>());
+    for (const auto activation : {Activation::kLeakyReLU, Activation::kELU})
+      EXPECT_TRUE(activate_conv(y, kernel, std::nullopt, options, activation, 0).equal(want));
+  }
 }
 
 TEST(AbnConv, ActivateConvKeepsItsInputOnly) {

@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -233,6 +234,23 @@ TEST(Convolution, TakesTensorsThatLibtorchNegatesLater) {
   }
 }
 
+TEST(Convolution, TheBiasOfAnInfiniteGradientIsInfinite) {
+  for (const ConvolveCase& c : kConvolveCases)
+    for (const bool channels_last : {false, true}) {
+      const ConvolveTensors t = tensors_of(c, at::kFloat, channels_last, true, c.images);
+      const at::Tensor out = convolution(t.x, t.weight, t.bias, c.options);
+      const at::Tensor dout = torch::randn_like(out);
+      dout[0][1][0][1] = std::numeric_limits<float>::infinity();
+      dout[0][2][3][2] = -std::numeric_limits<float>::infinity();
+      dout[1][2][0][0] = std::numeric_limits<float>::infinity();
+      const at::Tensor got = torch::autograd::grad({out}, {t.bias.value()}, {dout})[0];
+      const at::Tensor want = dout.sum({0, 2, 3}, false, at::kDouble);
+      EXPECT_TRUE(got[1].item<double>() == std::numeric_limits<double>::infinity());
+      EXPECT_TRUE(got[2].isnan().item<bool>());
+      EXPECT_TRUE(got.to(at::kDouble).allclose(want, 1e-4, 1e-3, /*equal_nan=*/true));
+    }
+}
+
 TEST(Convolution, KeepsItsInputOnly) {
   if (!memory::counting_allocator_installed()) GTEST_SKIP() << "needs the counting allocator";
   for (const ConvolveCase& c : kConvolveCases)
@@ -384,6 +402,20 @@ TEST(DenseBlockDropout, AnotherThreadMayDrawFromTheDefaultGenerator) {
   done = true;
   other.join();
   EXPECT_EQ(wrong, 0);
+}
+
+TEST(DenseBlock, TakesTensorsThatLibtorchNegatesLater) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const at::NoGradGuard no_grad;
+    DenseLayer layer = dense_layer(false, dtype);
+    layer.norm1.bias = torch::randn({4}, dtype);
+    const at::Tensor x = torch::randn({2, 4, 5, 7}, dtype);
+    const at::Tensor want = dense_block(x, {layer}, {});
+    layer.conv1_weight = at::_neg_view(layer.conv1_weight.neg());
+    layer.conv2_weight = at::_neg_view(layer.conv2_weight.neg());
+    layer.norm1.bias = at::_neg_view(layer.norm1.bias->neg());
+    EXPECT_TRUE(dense_block(at::_neg_view(x.neg()), {layer}, {}).equal(want));
+  }
 }
 
 TEST(DenseBlock, AnEmptyBatchGivesAnEmptyResultAndZeroGradients) {

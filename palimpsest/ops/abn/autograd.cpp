@@ -24,12 +24,14 @@ bool is_channels_last(const at::Tensor& t) {
 
 }  // namespace
 
+Activation resolved(Activation activation, double activation_param) {
+  const bool has_param = activation == Activation::kLeakyReLU || activation == Activation::kELU;
+  return has_param && activation_param == 0 ? Activation::kReLU : activation;
+}
+
 AbnOptions resolved(AbnOptions options, at::ScalarType dtype) {
   options.saved = saved_for(options, dtype);
-  const bool is_relu =
-      (options.activation == Activation::kLeakyReLU || options.activation == Activation::kELU) &&
-      options.activation_param == 0;
-  if (is_relu) options.activation = Activation::kReLU;
+  options.activation = resolved(options.activation, options.activation_param);
   return options;
 }
 

@@ -51,9 +51,9 @@ struct Recomputable {
 /// options.saved: kPreActivation or kNormalized. `consume`: saved_values is written over x.
 Recomputable run_recomputable(const Inputs& inputs, AbnOptions options, bool consume);
 
-/// Returns the options as the passes take them:
-///  - a leaky ReLU of slope 0 and an ELU of alpha 0 are ReLU;
-///  - `saved` is saved_for(options, dtype).
+/// Returns the activation as the passes take it: a leaky ReLU of slope 0 and an ELU of alpha 0 are ReLU.
+Activation resolved(Activation activation, double activation_param);
+/// Returns the options as the passes take them: `activation` is resolved, `saved` is saved_for(options, dtype).
 /// `dtype`: of x.
 AbnOptions resolved(AbnOptions options, at::ScalarType dtype);
 

@@ -272,7 +272,7 @@ at::Tensor activate_conv(const at::Tensor& y, const at::Tensor& conv_weight,
   convolution_detail::check("activate_conv", y, conv_weight, conv_bias, convolution);
   const ConvolutionCall call{convolution, autocast_precision(y)};
   abn_detail::ForwardArguments arguments;
-  arguments.settings.activation = activation;
+  arguments.settings.activation = abn_detail::resolved(activation, activation_param);
   arguments.settings.activation_param = activation_param;
   arguments.settings.saved = Saved::kPreActivation;
   return ActivateConvFunction::apply(y, conv_weight, conv_bias, &arguments, &call);

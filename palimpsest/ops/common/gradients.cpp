@@ -28,7 +28,7 @@ void refuse_tangent(const char* op, at::TensorList tensors) {
 
 bool can_steal_gradient(const at::Tensor& dz, const at::Tensor& like) {
   return !c10::GradMode::is_enabled() && dz.use_count() == 1 && !at::isTensorSubclassLike(dz) &&
-         dz.storage().use_count() == 1 && dz.is_non_overlapping_and_dense() &&
+         dz.storage().use_count() == 1 && dz.is_non_overlapping_and_dense() && !dz.is_neg() &&
          dz.scalar_type() == like.scalar_type() && dz.device() == like.device() &&
          dz.strides() == like.strides();
 }

@@ -7,7 +7,7 @@
 namespace palimpsest::ops {
 
 /// Moves running statistics towards those of a batch with `m` values per channel, by libtorch's operators, in
-/// the dtype of the running statistics:
+/// f64, rounded once to the dtype of the running statistics:
 ///   running <- running + momentum * (batch - running), with the unbiased variance (over m - 1).
 /// `mean`, `var` (biased): (C), f64. Does nothing if `running_mean` is absent.
 void move_running_statistics(const std::optional<at::Tensor>& running_mean,

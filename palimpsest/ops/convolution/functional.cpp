@@ -15,6 +15,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -160,7 +161,12 @@ at::Tensor sum_of_channels(const at::Tensor& dout) {
   std::vector<double> mean(static_cast<size_t>(shape.c)), var(mean.size());
   kernels::cpu::abn_statistics({.shape = shape, .layout = *layout, .dtype = dtype_of(dout.scalar_type())},
                                dout.const_data_ptr(), mean.data(), var.data());
-  for (double& value : mean) value *= static_cast<double>(shape.per_channel());
+  for (size_t c = 0; c < mean.size(); ++c) {
+    // The mean of a channel with one infinity may be NaN.
+    mean[c] = std::isfinite(mean[c])
+                  ? mean[c] * static_cast<double>(shape.per_channel())
+                  : dout.select(1, static_cast<int64_t>(c)).sum(at::kDouble).item<double>();
+  }
   // at::tensor makes no tensor of bf16.
   return at::tensor(mean, dout.options().dtype(at::kDouble)).to(dout.scalar_type());
 }

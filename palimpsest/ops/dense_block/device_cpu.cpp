@@ -17,7 +17,7 @@ namespace {
 std::vector<double> f64_numbers(const std::optional<at::Tensor>& t, int64_t count, double absent) {
   std::vector<double> result(static_cast<std::size_t>(count), absent);
   if (!t) return result;
-  const at::Tensor wide = t->to(at::kDouble).contiguous();
+  const at::Tensor wide = t->to(at::kDouble).contiguous().resolve_neg();
   std::copy_n(wide.const_data_ptr<double>(), count, result.begin());
   return result;
 }
@@ -62,7 +62,7 @@ Normalization normalization_of(const Read& r) {
 /// Returns conv1's weight as the kernels of the dense product read it.
 at::Tensor conv1_weight_of(const Read& r) {
   const at::Tensor& kernel = r.layer.conv1_weight;
-  return (r.precision ? kernel.to(r.precision->storage) : kernel).contiguous();
+  return (r.precision ? kernel.to(r.precision->storage) : kernel).contiguous().resolve_neg();
 }
 
 kernels::DenseProductProblem dense_product_of(const Read& r, int64_t out) {

@@ -104,6 +104,22 @@ TEST(AbnValues, RunningStatisticsOfTwoDtypesKeepAllDigits) {
   EXPECT_TRUE(layer(var.to(at::kFloat), mean.abs()).equal(layer(var, mean.abs().to(at::kFloat))));
 }
 
+TEST(AbnValues, RunningStatisticsOf16BitsAreRoundedOnce) {
+  torch::manual_seed(4);
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    // A variance of 1e5 is no number of f16, but a tenth of it is.
+    const at::Tensor x = (torch::randn({4, 5, 20, 20}) * 320).to(dtype);
+    const at::Tensor mean = torch::randn({5}).to(dtype), var = (torch::rand({5}) + 0.5).to(dtype);
+    const at::Tensor mean_before = mean.to(at::kDouble), var_before = var.to(at::kDouble);
+    abn(x, {std::nullopt, std::nullopt, mean, var}, {});
+    const auto [batch_var, batch_mean] =
+        at::var_mean(x.to(at::kDouble), at::IntArrayRef{0, 2, 3}, /*unbiased=*/true);
+    EXPECT_TRUE(mean.equal(mean_before.lerp(batch_mean, 0.1).to(dtype)));
+    EXPECT_TRUE(var.equal(var_before.lerp(batch_var, 0.1).to(dtype)));
+    EXPECT_TRUE(var.isfinite().all().item<bool>());
+  }
+}
+
 TEST(AbnValues, AreTheSameWithoutGradients) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const bool training : {false, true}) {
