@@ -193,11 +193,12 @@ class Run {
            steps_done_ / batches_ % options_.evaluate_every == 0;
   }
 
-  /// The checkpoint was written before the evaluation of its step, which the log holds if it was completed.
+  /// The checkpoint was written before the evaluation of its step, which the log holds if it was completed. The
+  /// log says whether it was compared: this run may have another schedule.
   void resume_best(const std::optional<BestState>& saved) {
     if (saved) {
       best_->resume(*saved);
-      if (checkpoints_.writes() && evaluated_step_ == steps_done_ && is_compared())
+      if (checkpoints_.writes() && evaluated_step_ == steps_done_ && reports_.last_evaluation()->best)
         best_->add(*reports_.last_evaluation());
     }
     if (!group_) return;

@@ -121,6 +121,23 @@ def test_a_run_in_parts_finds_the_best_checkpoint_of_the_whole(folder):
     assert (folder / "whole/checkpoint.safetensors").read_bytes() == (folder / "parts/checkpoint.safetensors").read_bytes()
 
 
+def test_the_best_checkpoint_is_found_again_under_another_schedule(folder):
+    """Nothing changes in these trainings, so that no evaluation is better than the first that is compared."""
+    command = ["train", *TINY, "--max-steps", "0", "--evaluate-every", "3", "--keep-best", "metric", "--lr", "1e-30", "--freeze-norm"]
+    succeeds(*command, "--epochs", "2", "--output", folder / "longer")
+    first = (folder / "longer/best.safetensors").read_bytes()
+    succeeds("train", "--resume", "--epochs", "3", "--output", folder / "longer")
+    assert [line["best"] for line in log(folder / "longer", "evaluation")] == [True, False]
+    assert (folder / "longer/best.safetensors").read_bytes() == first
+    per_epoch = log(folder / "longer", "evaluation")[0]["step"] // 2
+
+    succeeds(*command, "--epochs", "2", "--max-steps", str(per_epoch), "--output", folder / "oftener")
+    assert not (folder / "oftener/best.safetensors").exists()
+    succeeds("train", "--resume", "--evaluate-every", "1", "--max-steps", "0", "--output", folder / "oftener")
+    assert [line.get("best") for line in log(folder / "oftener", "evaluation")] == [None, True]
+    assert (folder / "oftener/best.safetensors").exists()
+
+
 def test_overwrite_replaces_the_best_checkpoint_too_or_keeps_it(averaged, folder):
     for path in averaged.iterdir():
         (folder / "run").mkdir(exist_ok=True)

@@ -70,6 +70,7 @@ EvaluationRecord evaluation_of(const Json& json) {
   record.segmentation = json.contains("mean_iou");
   record.metrics.mean_iou = number("mean_iou");
   record.metrics.top1 = number("top1");
+  if (json.contains("best") && json["best"].is_boolean()) record.best = json["best"].get<bool>();
   return record;
 }
 
