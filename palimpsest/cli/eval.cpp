@@ -164,12 +164,17 @@ int evaluate(Options options, distributed::Group* group) {
     std::cerr << "palimpsest: left out: " << printable(reason) << std::endl;
   if (const std::string doubt = train::doubt_of(record); !doubt.empty())
     std::cerr << "palimpsest: " << doubt << std::endl;
-  if (!options.run.confusion.empty()) write_confusion(options, record.confusion);
+  const bool wants_confusion = !options.run.confusion.empty();
+  if (wants_confusion && !record.confusion.empty()) write_confusion(options, record.confusion);
   if (options.run.json) {
     std::cout << to_json(record, options).dump() << std::endl;
   } else {
     print(record, options);
   }
+  if (wants_confusion && record.confusion.empty())
+    throw Error(ErrorKind::kDiverged,
+                "--confusion: " + options.run.confusion +
+                    " is not written: the network's outputs are NaN, which belong to no class");
   return 0;
 }
 

@@ -169,9 +169,13 @@ class Unreadable {
   std::size_t count_ = 0;
 };
 
-/// Says that the outputs of an image are NaN, of which any prediction is a class all the same.
-void note_nan(const fs::path& image, const at::Tensor& outputs) {
-  if (outputs.isnan().any().item<bool>())
+bool has_nan(const at::Tensor& outputs) {
+  return outputs.isnan().any().item<bool>();
+}
+
+/// Says that outputs of an image are NaN, of which any prediction is a class all the same.
+void note_nan(const fs::path& image, bool nan) {
+  if (nan)
     std::cerr << "palimpsest: " << printable(image.string())
               << ": the network's outputs are NaN, so its prediction means nothing: the network has "
                  "diverged, or its weights are damaged"
@@ -182,20 +186,22 @@ void note_nan(const fs::path& image, const at::Tensor& outputs) {
 struct ViewResult {
   at::Tensor classes;            ///< (H, W) of i64 on the CPU
   at::Tensor log_probabilities;  ///< (C, H, W) on the CPU, if they are wanted
+  bool nan = false;              ///< whether a probability is NaN
 };
 
 ViewResult predict_views(nn::Model& model, const at::Tensor& image, const train::ViewOptions& views,
                          const train::TensorFormat& format, bool wants_probabilities) {
-  if (!wants_probabilities) return {train::classes_of_views(model, image, views, format), {}};
   const int64_t height = image.size(1), width = image.size(2);
   ViewResult result{at::empty({height, width}, at::kLong), {}};
   train::for_each_band(model, image, views, format, [&](int64_t top, const at::Tensor& probabilities) {
     const int64_t rows = probabilities.size(1);
+    result.classes.narrow(0, top, rows)
+        .copy_(train::predicted_classes(probabilities.unsqueeze(0), {rows, width})[0]);
+    result.nan = result.nan || has_nan(probabilities);
+    if (!wants_probabilities) return;
     if (!result.log_probabilities.defined())
       result.log_probabilities =
           at::empty({probabilities.size(0), height, width}, probabilities.options().device(at::kCPU));
-    result.classes.narrow(0, top, rows)
-        .copy_(train::predicted_classes(probabilities.unsqueeze(0), {rows, width})[0]);
     // A probability that rounds to 0 has a finite logarithm, as a logit has.
     result.log_probabilities.narrow(1, top, rows)
         .copy_(probabilities.clamp_min(std::numeric_limits<float>::min()).log());
@@ -278,17 +284,15 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     if (views.is_single()) {
       const at::IntArrayRef size = input.sizes().slice(2);
       const at::Tensor logits = train::coarse_logits(model, input, format.precision);
-      note_nan(images[i], logits);
+      note_nan(images[i], has_nan(logits));
       if (logits_file.wanted())
         logits_file.add(images[i], at::upsample_bilinear2d(logits, size, /*align_corners=*/false)[0].cpu());
       if (pictures) ids = train::predicted_classes(logits, size)[0].cpu();
     } else {
       ViewResult result = predict_views(model, input[0], views, format, logits_file.wanted());
       ids = result.classes;
-      if (logits_file.wanted()) {
-        note_nan(images[i], result.log_probabilities);
-        logits_file.add(images[i], result.log_probabilities);
-      }
+      note_nan(images[i], result.nan);
+      logits_file.add(images[i], result.log_probabilities);
     }
     auto& entry = list.emplace_back(nlohmann::ordered_json{{"image", as_utf8(images[i].string())}});
     if (!pictures) continue;
@@ -326,7 +330,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
     const auto read = unreadable.unless_bad(image, [&] { return read_example(image, options, format); });
     if (!read) continue;
     const at::Tensor logits = train::forward(model, *read, format.precision)[0].cpu();
-    note_nan(image, logits);
+    note_nan(image, has_nan(logits));
     logits_file.add(image, logits);
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
     const auto [best, ids] = probabilities.topk(std::min<int64_t>(5, options.model.classes));

@@ -247,6 +247,7 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
     Metrics& m = record.metrics;
     m.mean_iou = m.pixel_accuracy = m.top1 = m.top5 = kNone;
     std::fill(m.class_iou.begin(), m.class_iou.end(), kNone);
+    record.confusion.clear();
   }
   return record;
 }

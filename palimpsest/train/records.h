@@ -69,7 +69,7 @@ struct EvaluationRecord {
   /// that have one.
   bool weighed = true;
   /// (classes, classes): the pixels (images) of a true class, the row, by predicted class, the column. Empty
-  /// for classification unless EvaluationOptions::confusion_classes asks for it.
+  /// for classification unless EvaluationOptions::confusion_classes asks for it, and if outputs are NaN.
   std::vector<int64_t> confusion;
   /// With keep_best: whether this is the best evaluation of the run so far (train/best.h).
   std::optional<bool> best = std::nullopt;

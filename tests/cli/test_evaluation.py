@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from cli_support import (OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png, png_size, segmentation_folder,
+from cli_support import (DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png, png_size, segmentation_folder,
                          succeeds, write)
 
 VIEWS = "--eval-scales 0.75,1.25 --eval-flip --window 32 --window-stride 20".split()
@@ -87,6 +87,32 @@ def test_the_confusion_matrix_has_a_row_per_true_class(run21, folder, form):
     before = file.read_bytes()
     succeeds("eval", run, "--confusion", file, "--overwrite", "--threads", "1")
     assert file.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def damaged(run21, tmp_path_factory):
+    """(run folder, data folder) of run21 with a NaN among the weights."""
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    shutil.copytree(run21[0], folder)
+    file = folder / "checkpoint.safetensors"
+    with safetensors.safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    tensors = safetensors.torch.load_file(file)
+    next(tensor for name, tensor in tensors.items() if name.endswith("weight") and tensor.dim() == 4).view(-1)[0] = math.nan
+    safetensors.torch.save_file(tensors, file, metadata)
+    return folder, run21[1]
+
+
+@pytest.mark.parametrize("views", [(), VIEWS])
+def test_outputs_that_are_nan_are_no_confusion_matrix_and_no_prediction_without_a_word(damaged, folder, views):
+    run, data = damaged
+    file = folder / "confusion.csv"
+    fails(DIVERGED, "eval", run, *views, "--confusion", file, says=[file, "is not written", "NaN"])
+    assert not file.exists()
+    assert "confusion" not in evaluation(run, *views)
+    image = next((data / "val").iterdir())
+    for flags in (("--output", folder / "out"), ("--logits", folder / "logits")):
+        assert "outputs are NaN" in succeeds("predict", run, image, *views, *flags).stderr
 
 
 def test_classification_has_a_confusion_matrix_on_request(trained_classifier, folder):
