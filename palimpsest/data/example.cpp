@@ -15,11 +15,18 @@
 namespace palimpsest::data {
 namespace {
 
-/// Yields a part of the source picture of an example.
-using Decode = std::function<at::Tensor(const io::ImagePart&)>;
+/// The picture of an example.
+struct Source {
+  io::ImageSize size;
+  bool reducible;             ///< whether `decode` takes eighths below 8
+  io::MirroredAxes mirrored;  ///< of a reducible one
+  std::function<at::Tensor(const io::ImagePart&)> decode;
+};
 
 /// One axis of a view: what is cut out of the image, what it is scaled to, and which window is shown.
 struct ViewAxis {
+  int64_t source_size;
+  bool mirrored;  // whether the file has the axis the other way round
   int64_t cut_from, cut_size;
   int64_t scaled_size;
   int64_t first, count;  // of the window
@@ -30,8 +37,10 @@ struct ViewAxis {
   }
   /// Returns the resize of a picture at `eighths` / 8 of its size, of which this axis has `reduced` pixels.
   ResizeAxis resize(int eighths, int64_t reduced, Filter filter) const {
-    const double low = static_cast<double>(cut_from) * eighths / 8;
-    const double high = static_cast<double>(cut_from + cut_size) * eighths / 8;
+    const auto at = [&](int64_t pixel) { return static_cast<double>(pixel) * eighths / 8; };
+    // The last pixel in the order of the file is a part of one.
+    const double begin = mirrored ? static_cast<double>(reduced) - at(source_size) : 0;
+    const double low = begin + at(cut_from), high = begin + at(cut_from + cut_size);
     const PixelRange visible{static_cast<int64_t>(std::floor(low)),
                              std::min(reduced, static_cast<int64_t>(std::ceil(high)))};
     return ResizeAxis({visible, low, high, scaled_size, {first + shown().begin, first + shown().end}},
@@ -63,27 +72,38 @@ void put(const at::Tensor& picture, const at::Tensor& window, int64_t top, int64
   }
 }
 
-at::Tensor view_bytes(io::ImageSize size, bool reducible, const Decode& decode, const View& view,
-                      const TransformOptions& options, const ColorChange& colors) {
+at::Tensor view_bytes(const Source& source, const View& view, const TransformOptions& options,
+                      const ColorChange& colors) {
+  const io::ImageSize size = source.size;
   const bool cut = view.cut_height > 0;
-  const ViewAxis rows{cut ? view.cut_top : 0, cut ? view.cut_height : size.height, view.scaled_height,
-                      view.top, view.height};
-  const ViewAxis columns{cut ? view.cut_left : 0, cut ? view.cut_width : size.width, view.scaled_width,
-                         view.left, view.width};
+  const ViewAxis rows{size.height,
+                      source.mirrored.rows,
+                      cut ? view.cut_top : 0,
+                      cut ? view.cut_height : size.height,
+                      view.scaled_height,
+                      view.top,
+                      view.height};
+  const ViewAxis columns{size.width,
+                         source.mirrored.columns,
+                         cut ? view.cut_left : 0,
+                         cut ? view.cut_width : size.width,
+                         view.scaled_width,
+                         view.left,
+                         view.width};
   at::Tensor window = at::empty({3, view.height, view.width}, at::kByte);
   const bool covered = rows.shown().size() == view.height && columns.shown().size() == view.width;
   if (!covered)
     for (int c = 0; c < 3; ++c)
       window[c].fill_(static_cast<int64_t>(std::clamp(std::round(255 * options.mean[c]), 0.0, 255.0)));
 
-  const int eighths = options.reduce_jpeg && reducible ? least_eighths(rows, columns) : 8;
+  const int eighths = options.reduce_jpeg && source.reducible ? least_eighths(rows, columns) : 8;
   const io::ImageSize reduced = io::reduced_size(size, eighths);
   const Filter filter = options.resampling == Resampling::kBicubic ? Filter::kBicubic : Filter::kBilinear;
   const ResizeAxis row_axis = rows.resize(eighths, reduced.height, filter);
   const ResizeAxis column_axis = columns.resize(eighths, reduced.width, filter);
   const PixelRange y = row_axis.source(), x = column_axis.source();
   const at::Tensor picture =
-      resize(decode({eighths, y.begin, x.begin, y.size(), x.size()}), row_axis, column_axis);
+      resize(source.decode({eighths, y.begin, x.begin, y.size(), x.size()}), row_axis, column_axis);
   change_colors(picture, colors);
   put(picture, window, rows.shown().begin, columns.shown().begin, view.flip);
   return window;
@@ -101,8 +121,9 @@ std::optional<Pixel> pixel_of_class(const at::Tensor& label, int64_t class_id, R
   return Pixel{(found - ids) / label.size(1), (found - ids) % label.size(1)};
 }
 
-Sample make(io::ImageSize size, bool reducible, const Decode& decode, const at::Tensor& label,
-            const TransformOptions& options, Random& random, const std::string& name, int64_t class_id) {
+Sample make(const Source& source, const at::Tensor& label, const TransformOptions& options, Random& random,
+            const std::string& name, int64_t class_id) {
+  const io::ImageSize size = source.size;
   std::optional<Pixel> focus;
   if (class_id >= 0 && label.defined()) focus = pixel_of_class(label, class_id, random);
   const View view = choose_view(size.height, size.width, options, random, name, focus ? &*focus : nullptr);
@@ -112,9 +133,9 @@ Sample make(io::ImageSize size, bool reducible, const Decode& decode, const at::
   sample.normalization = {options.mean, options.std};
   if (bytes) {
     const ColorChange colors = options.training ? draw_colors(options.colors, random) : ColorChange{};
-    sample.image = view_bytes(size, reducible, decode, view, options, colors);
+    sample.image = view_bytes(source, view, options, colors);
   } else {
-    sample.image = view_image(decode({8, 0, 0, size.height, size.width}), view, options);
+    sample.image = view_image(source.decode({8, 0, 0, size.height, size.width}), view, options);
   }
   if (label.defined())
     sample.target = view_label(label, view, options.ignore_id, bytes ? at::kByte : at::kLong);
@@ -132,16 +153,18 @@ Sample make_example(const io::ImageFile& image, const at::Tensor& label, const T
         "taken for one of the upright photo; if the labels were drawn on the stored pixels, read "
         "photos with --no-exif-orientation. Only the first such image is named");
   }
-  const Decode decode = [&](const io::ImagePart& part) { return image.decode(part); };
-  return make(image.size(), image.is_reducible(), decode, label, options, random, name, class_id);
+  const Source source{image.size(), image.is_reducible(), image.mirrored(),
+                      [&](const io::ImagePart& part) { return image.decode(part); }};
+  return make(source, label, options, random, name, class_id);
 }
 
 Sample make_example(const at::Tensor& image, const at::Tensor& label, const TransformOptions& options,
                     Random& random, const std::string& name, int64_t class_id) {
-  const Decode decode = [&](const io::ImagePart& part) {
+  const auto decode = [&](const io::ImagePart& part) {
     return image.narrow(0, part.top, part.height).narrow(1, part.left, part.width).contiguous();
   };
-  return make({image.size(0), image.size(1)}, false, decode, label, options, random, name, class_id);
+  const Source source{{image.size(0), image.size(1)}, /*reducible=*/false, {}, decode};
+  return make(source, label, options, random, name, class_id);
 }
 
 io::ImageFile open_image(const std::filesystem::path& path, const TransformOptions& options) {

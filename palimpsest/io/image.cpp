@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image/codecs.h"
+#include "palimpsest/io/image/exif.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -89,6 +90,7 @@ ImageFile::ImageFile(std::string bytes, std::filesystem::path name, Orientation 
   size_ = header.size;
   const bool turns_sides = header.orientation >= 5 && size_.height != size_.width;
   turns_unseen_ = header.orientation > 1 && !turns_sides;
+  mirrored_ = codecs::mirrored_axes(header.orientation);
 }
 
 at::Tensor ImageFile::decode() const {

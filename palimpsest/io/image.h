@@ -40,6 +40,12 @@ struct ImagePart {
 /// Returns the size of a picture at `eighths` / 8.
 ImageSize reduced_size(ImageSize size, int eighths);
 
+/// The axes of an upright picture that run against those of its file. A reduced picture has the pixel that
+/// its size is rounded up for at the begin of such an axis; at the end of the others.
+struct MirroredAxes {
+  bool rows = false, columns = false;
+};
+
 /// An image file in memory whose header is read and whose pixels are not.
 ///
 /// decode(part) has the pixels that the whole picture at these eighths has there. It takes the memory of the
@@ -56,6 +62,7 @@ class ImageFile {
   bool is_reducible() const { return is_jpeg_; }  ///< whether `eighths` below 8 are allowed
   /// Whether the Exif data turn or mirror the picture without changing its height and width.
   bool turns_unseen() const { return turns_unseen_; }
+  MirroredAxes mirrored() const { return mirrored_; }
   at::Tensor decode() const;  ///< u8 (H, W, 3), as read_image
   /// Returns u8 (part.height, part.width, 3). Throws std::invalid_argument for a part that is empty or not
   /// inside the picture.
@@ -68,6 +75,7 @@ class ImageFile {
   bool is_jpeg_;
   ImageSize size_;
   bool turns_unseen_ = false;
+  MirroredAxes mirrored_;
 };
 
 /// Reads a PNG label map as u8 (H, W) class ids: the grey values of 1 to 8 bits, or the indices of a palette

@@ -1,8 +1,10 @@
 #include "palimpsest/data/example.h"
 
 #include "palimpsest/data/resize.h"
+#include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
 #include "palimpsest/memory/meter.h"
+#include "tests/io/jpeg_writer.h"
 #include "tests/support/dataset.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temporary_folder.h"
@@ -222,6 +224,37 @@ TEST(Example, OfAReducedJpegLooksLikeThatOfTheWhole) {
     EXPECT_LT((got.to(at::kFloat) - want.to(at::kFloat)).abs().max().item<double>(),
               testing::kReducedJpegLevels)
         << seed;
+  }
+}
+
+TEST(Example, OfAReducedMirroredJpegLiesWhereThatOfTheWholeDoes) {
+  // An eighth of 801 x 601 pixels is 100.1 x 75.1: the last pixel of each axis of the file is an eighth of one.
+  const TemporaryFolder folder;
+  const int64_t height = 601, width = 801;
+  at::Tensor picture = at::empty({height, width, 3}, at::kByte);
+  auto* values = picture.mutable_data_ptr<uint8_t>();
+  for (int64_t y = 0; y < height; ++y)
+    for (int64_t x = 0; x < width; ++x)
+      for (int64_t c = 0; c < 3; ++c)
+        *values++ = static_cast<uint8_t>(c == 0 ? 255 * x / width : c == 1 ? 255 * y / height : 128);
+  io::write_jpeg(folder / "a.jpg", picture, 95);
+  const std::string plain = io::read_file(folder / "a.jpg");
+  TransformOptions options = bytes(/*training=*/false);
+  options.short_side = 75;
+  TransformOptions reduced = options;
+  reduced.reduce_jpeg = true;
+  for (uint32_t turn = 1; turn <= 8; ++turn) {
+    const io::ImageFile file(
+        plain.substr(0, 2) +
+            testing::exif_segment(true, {{testing::kOrientationTag, testing::kShort, 1, turn}}) +
+            plain.substr(2),
+        "a.jpg");
+    Random one(1), two(1);
+    const at::Tensor want = make_example(file, {}, options, one, "a").image.to(at::kFloat);
+    const at::Tensor got = make_example(file, {}, reduced, two, "a").image.to(at::kFloat);
+    ASSERT_EQ(got.sizes(), want.sizes());
+    // A pixel is 2.5 levels wide: what lies beside its place is brighter or darker everywhere.
+    EXPECT_LT((got - want).mean({1, 2}).abs().max().item<double>(), testing::kReducedJpegMeanLevels) << turn;
   }
 }
 

@@ -106,6 +106,8 @@ constexpr double kJpegWorstError = 40;
 /// A smooth JPEG that is decoded at an eighth of its size and then scaled, against one that is only scaled, in
 /// levels.
 constexpr double kReducedJpegLevels = 4;
+/// The same of a ramp, on average over a picture.
+constexpr double kReducedJpegMeanLevels = 0.5;
 /// The heights of bars in an SVG, whose numbers have one decimal, in pixels; the last tick of an axis,
 /// relative.
 constexpr double kBarPixels = 0.2;

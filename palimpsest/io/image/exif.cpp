@@ -48,39 +48,30 @@ int exif_orientation(std::string_view segment) {
   return kUpright;
 }
 
-at::Tensor upright(const at::Tensor& image, int orientation) {
+MirroredAxes mirrored_axes(int orientation) {
   // From 5 on, the rows of the file are the columns of the picture; then 6 mirrors as 2, 7 as 3 and 8 as 4.
+  const int as = orientation >= 6 ? orientation - 4 : orientation;
+  return {.rows = as == 3 || as == 4, .columns = as == 2 || as == 3};
+}
+
+at::Tensor upright(const at::Tensor& image, int orientation) {
   at::Tensor turned = orientation >= 5 ? image.transpose(0, 1) : image;
-  switch (orientation) {
-    case 2:
-    case 6:
-      turned = turned.flip(1);
-      break;
-    case 3:
-    case 7:
-      turned = turned.flip({0, 1});
-      break;
-    case 4:
-    case 8:
-      turned = turned.flip(0);
-      break;
-    default:
-      break;
-  }
+  const MirroredAxes mirrored = mirrored_axes(orientation);
+  if (mirrored.rows) turned = turned.flip(0);
+  if (mirrored.columns) turned = turned.flip(1);
   return turned.contiguous();
 }
 
 ImagePart as_stored(const ImagePart& part, ImageSize stored, int orientation) {
   ImagePart found = part;
+  MirroredAxes mirrored = mirrored_axes(orientation);
   if (orientation >= 5) {
     std::swap(found.top, found.left);
     std::swap(found.height, found.width);
+    std::swap(mirrored.rows, mirrored.columns);
   }
-  // Which of the stored axes runs backwards in the upright picture.
-  const bool rows = orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
-  const bool columns = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
-  if (rows) found.top = stored.height - found.top - found.height;
-  if (columns) found.left = stored.width - found.left - found.width;
+  if (mirrored.rows) found.top = stored.height - found.top - found.height;
+  if (mirrored.columns) found.left = stored.width - found.left - found.width;
   return found;
 }
 

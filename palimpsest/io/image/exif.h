@@ -14,6 +14,9 @@ namespace palimpsest::io::codecs {
 /// Source: CIPA DC-008 (Exif 2.3), tag 0x0112.
 int exif_orientation(std::string_view segment);
 
+/// Returns the axes of the upright picture that run against those of a file of this orientation.
+MirroredAxes mirrored_axes(int orientation);
+
 /// Turns u8 (H, W, 3), or mirrors it, so that a picture of this orientation is upright: (W, H, 3) from 5 on.
 at::Tensor upright(const at::Tensor& image, int orientation);
 
