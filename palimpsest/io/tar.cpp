@@ -101,6 +101,10 @@ bool has_contents(char type) {
   return type == '0' || type == '\0' || type == '7' || type == 'S';
 }
 
+bool is_link(char type) {
+  return type == '1' || type == '2';
+}
+
 /// Returns whether nothing follows a header of this type: links, devices, folders, pipes.
 bool has_no_contents(char type) {
   return type >= '1' && type <= '6';
@@ -168,7 +172,9 @@ std::optional<TarMember> TarReader::next() {
       position_ += std::min(in_blocks(member.size), size_ - position_);
     }
     last_ = member.name;
-    if (has_contents(header->type) && !member.name.ends_with('/')) return member;
+    member.is_link = is_link(header->type);
+    if (member.is_link) member.size = 0;
+    if ((has_contents(header->type) || member.is_link) && !member.name.ends_with('/')) return member;
     extended = false;
     long_name.reset();
     pax = {};

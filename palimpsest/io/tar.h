@@ -7,15 +7,16 @@
 
 namespace palimpsest::io {
 
-/// A regular file in a tar archive.
+/// A regular file in a tar archive, or a link to one.
 struct TarMember {
-  std::string name;     ///< with its folders, "shoes/17.jpg"
-  uint64_t offset = 0;  ///< of its first byte in the archive
-  uint64_t size = 0;    ///< in bytes
+  std::string name;      ///< with its folders, "shoes/17.jpg"
+  uint64_t offset = 0;   ///< of its first byte in the archive
+  uint64_t size = 0;     ///< in bytes; 0 of a link
+  bool is_link = false;  ///< hard or symbolic; the archive has no bytes of it
 };
 
-/// A tar archive on disk: ustar, GNU (long names, sizes above 8 GiB) or pax (path, size). Links, folders and
-/// devices are passed over. Memory: one block of 512 bytes, and a name.
+/// A tar archive on disk: ustar, GNU (long names, sizes above 8 GiB) or pax (path, size). Folders and devices
+/// are passed over. Memory: one block of 512 bytes, and a name.
 ///
 ///   TarReader archive("train-000000.tar");
 ///   while (const auto member = archive.next()) use(archive.read(*member));

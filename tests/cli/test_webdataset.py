@@ -1,12 +1,14 @@
 """Trainings, evaluations and resumptions on shards, and what is wrong with them in one line."""
 import gzip
+import io
 import json
 import os
+import tarfile
 
 import numpy as np
 import pytest
 
-from cli_support import DATA_ERROR, USAGE, fails, png, shards, succeeds, write, write_shard
+from cli_support import DATA_ERROR, USAGE, fails, png, run, shards, succeeds, write, write_shard
 from ranks import succeed_on_ranks
 
 CLASSIFIER = "--model resnet18_narrow --data webdataset --classes 3 --batch 4 --threads 1 --log-every 1".split()
@@ -54,6 +56,34 @@ def test_a_resumed_run_keeps_its_order(data, folder):
     train(data, folder / "run", "--max-steps", "2", "--evaluate-every", "0")
     for flag in ("--shuffle-buffer", "--shard-streams"):
         fails(USAGE, "train", "--resume", "--output", folder / "run", flag, "2", says=[flag, "must stay"])
+
+
+@pytest.mark.parametrize("linked", [("5.png",), ("5.cls",), ("5.png", "5.cls")])
+def test_an_example_that_is_a_link_is_a_fault_and_not_left_out(data, folder, linked):
+    """GNU tar stores a file with several names once, and its other names as links."""
+    members = [(f"{i}.{ending}", png(np.zeros((32, 40, 3))) if ending == "png" else b"0") for i in range(6) for ending in ("cls", "png")]
+    path = data / "train-000001.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, contents in members:
+            member = tarfile.TarInfo(name)
+            if name in linked:
+                member.type, member.linkname = tarfile.LNKTYPE, name.replace("5", "0")
+                archive.addfile(member)
+            else:
+                member.size = len(contents)
+                archive.addfile(member, io.BytesIO(contents))
+        aside = tarfile.TarInfo("README")
+        aside.type, aside.linkname = tarfile.SYMTYPE, "0.cls"
+        archive.addfile(aside)
+    says = [path, f"link '{min(linked, key=lambda name: not name.endswith('png'))}'", "--hard-dereference"]
+    command = ["train", *CLASSIFIER, "--data-root", data, "--train-split", "train-{000000..000002}.tar", "--max-steps", "1"]
+    fails(DATA_ERROR, *command, "--output", folder / "run", says=says)
+    for _ in range(2):  # without an index, and with one
+        succeeds(*command, "--bad-images", "skip", "--output", folder / "run", "--overwrite")
+    fails(DATA_ERROR, *command, "--output", folder / "run", "--overwrite", says=says)
+    checked = run("data", "check", data, "--json")
+    faults = [fault for split in json.loads(checked.stdout)["splits"] for fault in split["faults"] if "has the link" in fault]
+    assert checked.returncode == DATA_ERROR and faults and all("example '5'" in fault for fault in faults)
 
 
 def test_a_truncated_shard_is_an_error_or_loses_its_rest(data, folder):

@@ -1,4 +1,4 @@
-// tar_list_program ARCHIVE...: prints a line "OFFSET SIZE NAME" and the contents of each member. An archive that cannot
+// tar_list_program ARCHIVE...: prints a line "OFFSET SIZE NAME" and the contents of each file in it. An archive that cannot
 // be read is a line on standard error, and the exit status is 1.
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/tar.h"
@@ -11,8 +11,9 @@ int main(int argc, char** argv) {
     try {
       palimpsest::io::TarReader archive(argv[i]);
       while (const auto member = archive.next())
-        std::cout << member->offset << " " << member->size << " " << member->name << "\n"
-                  << archive.read(*member);
+        if (!member->is_link)
+          std::cout << member->offset << " " << member->size << " " << member->name << "\n"
+                    << archive.read(*member);
     } catch (const palimpsest::Error& error) {
       std::cerr << error.what() << "\n";
       status = 1;

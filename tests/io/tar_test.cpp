@@ -19,11 +19,12 @@ using testing::tar_header;
 using testing::tar_member;
 using testing::TemporaryFolder;
 
-/// The names and contents of an archive.
+/// The names and contents of the files in an archive.
 std::vector<std::pair<std::string, std::string>> contents_of(const std::filesystem::path& path) {
   TarReader archive(path);
   std::vector<std::pair<std::string, std::string>> found;
-  while (const auto member = archive.next()) found.emplace_back(member->name, archive.read(*member));
+  while (const auto member = archive.next())
+    if (!member->is_link) found.emplace_back(member->name, archive.read(*member));
   return found;
 }
 
@@ -49,12 +50,22 @@ TEST(Tar, AnArchiveOfNothingHasNoMember) {
   EXPECT_TRUE(contents_of(folder / "a.tar").empty());
 }
 
-TEST(Tar, LinksFoldersAndDevicesArePassedOver) {
+TEST(Tar, LinksAreNamedAndFoldersAndDevicesPassedOver) {
   const TemporaryFolder folder;
   std::string archive;
-  for (const char type : {'1', '2', '3', '4', '5', '6'}) archive += tar_header("other", 700, type);
+  for (const char type : {'1', '2', '3', '4', '5', '6'})
+    archive += tar_header(std::string("other ") + type, 700, type);
   put(folder / "a.tar", archive + tar_member("a", "x") + kTarEnd);
   EXPECT_EQ(contents_of(folder / "a.tar").size(), 1);
+  TarReader reader(folder / "a.tar");
+  for (const auto* name : {"other 1", "other 2"}) {
+    const auto link = reader.next();
+    ASSERT_TRUE(link);
+    EXPECT_EQ(link->name, name);
+    EXPECT_TRUE(link->is_link);
+    EXPECT_EQ(link->size, 0);
+  }
+  EXPECT_FALSE(reader.next()->is_link);
 }
 
 TEST(Tar, LongNamesAndSizesOfGnuAndPaxReplaceThoseOfTheHeader) {

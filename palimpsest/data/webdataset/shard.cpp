@@ -39,15 +39,17 @@ std::string index_title(const fs::path& shard) {
   std::error_code error;
   const auto size = fs::file_size(shard, error);
   const auto time = fs::last_write_time(shard, error).time_since_epoch();
-  return "palimpsest index 1 of a tar archive of " + std::to_string(size) + " bytes, time " +
+  return "palimpsest index 2 of a tar archive of " + std::to_string(size) + " bytes, time " +
          std::to_string(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
 }
+
+constexpr const char *kFile = "file", *kLink = "link";
 
 fs::path index_path(const fs::path& shard) {
   return shard.string() + ".index";
 }
 
-/// The index has the title, a line "OFFSET SIZE NAME" per member, and a line "end".
+/// The index has the title, a line "file OFFSET SIZE NAME" or "link OFFSET 0 NAME" per member, and a line "end".
 std::optional<Members> read_index(const fs::path& shard) {
   std::error_code error;
   if (!fs::is_regular_file(index_path(shard), error)) return std::nullopt;
@@ -59,8 +61,11 @@ std::optional<Members> read_index(const fs::path& shard) {
     while (std::getline(lines, line) && line != "end") {
       std::istringstream words(line);
       io::TarMember member;
-      if (!(words >> member.offset >> member.size) || words.get() != ' ' || !std::getline(words, member.name))
+      std::string type;
+      if (!(words >> type >> member.offset >> member.size) || words.get() != ' ' ||
+          !std::getline(words, member.name))
         return std::nullopt;
+      member.is_link = type == kLink;
       members.list.push_back(std::move(member));
     }
     if (line != "end") return std::nullopt;
@@ -76,7 +81,8 @@ void write_index(const fs::path& shard, const std::string& title, const Members&
   std::string text = title + "\n";
   for (const io::TarMember& member : members.list) {
     if (member.name.find('\n') != std::string::npos) return;
-    text += std::to_string(member.offset) + " " + std::to_string(member.size) + " " + member.name + "\n";
+    text += std::string(member.is_link ? kLink : kFile) + " " + std::to_string(member.offset) + " " +
+            std::to_string(member.size) + " " + member.name + "\n";
   }
   if (index_title(shard) != title) return;
   try {
@@ -110,6 +116,12 @@ struct Group {
     if (ending == ".cls") (id ? second_id : id) = &member;
     if (ending == ".seg.png") (map ? second_map : map) = &member;
   }
+  /// Returns a member that is a link and that the example needs; null if there is none.
+  const io::TarMember* link(bool labels_pixels) const {
+    for (const io::TarMember* member : {image, labels_pixels ? map : id})
+      if (member && member->is_link) return member;
+    return nullptr;
+  }
 };
 
 /// `is_cut`: the shard ends behind the group because it is damaged, so the group may lack members.
@@ -119,6 +131,11 @@ void add_example(Shard& shard, const Group& group, std::string_view key, bool la
   if (is_cut && (!group.image || !label)) return;
   shard.images += group.image != nullptr;
   const std::string example = "'" + printable(key) + "' of '" + shard.path.string() + "'";
+  if (const io::TarMember* link = group.link(labels_pixels)) {
+    shard.faults.push_back("example " + example + " has the link '" + printable(link->name) +
+                           "', whose bytes are not in the archive: make it with tar -h --hard-dereference");
+    return;
+  }
   if (!group.image) {
     if (label)
       shard.faults.push_back("example " + example + " has a label and no image (.jpg, .jpeg or .png)");
