@@ -156,6 +156,7 @@ int run_data(const Options& options) {
   check_options.full = options.run.full;
   check_options.classes = options.model.classes;
   if (options.given.contains("data.ignore_id")) check_options.ignore_id = options.data.ignore_id;
+  if (!options.data.exif_orientation) check_options.orientation = io::Orientation::kAsStored;
   check_options.threads = at::get_num_threads();
   check_options.progress = [&](const std::string& split, int64_t done, int64_t all) {
     progress.show(split, done, all);

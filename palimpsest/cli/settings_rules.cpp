@@ -152,8 +152,9 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
         .append(", which is ")
         .append(value);
   }
-  // A network predicts photos, whatever its training read.
+  // A network predicts photos, whatever its training read; `data check` finds out what a folder holds.
   const bool predicts = options.run.command == Command::kPredict;
+  const bool checks = options.run.command == Command::kData;
   const bool in_folder = id == "data.root" || id == "data.train_split" || id == "data.val_split" ||
                          (id == "data.bad_images" && !predicts);
   if (in_folder && options.data.kind == "generated")
@@ -220,7 +221,7 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
   if (shapes_evaluations && is_flag && predicts && segments(options))
     return "needs a classification model as " + both_names(setting("model.name")) + ", which is " +
            options.model.name + ": it predicts whole images";
-  if (id == "data.exif_orientation" && !options.data.has_photos() && !predicts)
+  if (id == "data.exif_orientation" && !options.data.has_photos() && !predicts && !checks)
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind;
   if (id == "compare.spend" && options.compare.spend == "crop" && options.data.crop == 0)

@@ -119,11 +119,13 @@ checks::Findings decode_all(const std::vector<fs::path>& images, const layouts::
       std::error_code ignored;
       return fs::exists(path, ignored) ? found.try_read(i, [&] { return read(path); }) : at::Tensor();
     };
-    const at::Tensor image = decode(images[i], [](const fs::path& path) { return io::read_image(path); });
-    if (!labeled || labeled->labels.empty()) return found.examine(i, image, images[i], {}, "", nullptr);
+    const at::Tensor image =
+        decode(images[i], [&](const fs::path& path) { return io::read_image(path, options.orientation); });
+    if (!labeled || labeled->labels.empty())
+      return found.examine(i, image, images[i], {}, "", nullptr, options);
     const fs::path& path = labeled->labels[i];
     found.examine(i, image, images[i], decode(path, [](const fs::path& p) { return io::read_label(p); }),
-                  path, &labeled->ids);
+                  path, &labeled->ids, options);
   };
   return checks::examine_all(static_cast<int64_t>(images.size()), split, options, examine);
 }
@@ -249,7 +251,7 @@ void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& 
   if (labels_pixels) result.class_names = read_class_names(root);
   check_named_classes(result, root, options);
   const int64_t classes = class_count(result, options);
-  const int64_t ids = classes > 0 ? classes : 255;
+  const int64_t ids = classes > 0 ? classes : 256;
   for (const std::string& name : splits) {
     SplitCheck check;
     check.name = name;
@@ -289,6 +291,12 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
                 "[data] ignore_id (--ignore-id) has no effect: it needs the layout segmentation_folder or "
                 "webdataset, got " +
                     result.kind);
+  if (options.orientation != io::Orientation::kUpright && (!options.full || result.kind.starts_with("cifar")))
+    throw Error(
+        ErrorKind::kUsage,
+        "[data] exif_orientation (--no-exif-orientation) has no effect: it needs --full and a layout of "
+        "image files, got " +
+            result.kind + (options.full ? "" : " without --full"));
   if (const Layout* layout = find_layout(result.kind)) {
     check_published(result, *layout, root, options);
   } else if (result.kind == "webdataset") {

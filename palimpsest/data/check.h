@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/io/image.h"
+
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -19,6 +21,8 @@ struct CheckOptions {
   int64_t classes = 0;
   /// The label of pixels without a class, 255 if not given; for segmentation_folder and webdataset.
   std::optional<int64_t> ignore_id = {};
+  /// What becomes of the Exif orientation of photos, with `full`; for layouts of image files.
+  io::Orientation orientation = io::Orientation::kUpright;
   int64_t threads = 1;  ///< that decode
   /// Is called by the threads, one at a time, with the files of a split that are done and the number of all.
   std::function<void(const std::string& split, int64_t done, int64_t all)> progress = {};
@@ -58,7 +62,7 @@ struct DataCheck {
 
 /// Looks through the data set in a folder. Faults do not end the check: the result names each. Throws
 /// Error(kUsage) for an unknown kind, for `classes` that are not the number of the names that the data set brings,
-/// and for an ignore id where the layout takes none; Error(kData) if the folder is missing, has another layout, or
+/// and for an ignore id or an orientation where the layout takes none; Error(kData) if the folder is missing, has another layout, or
 /// none that is known; and Error(kMemory) if the system does not start the threads.
 ///
 /// Memory with `full`: one image and one label per thread, 4 bytes per pixel, beside the two files.

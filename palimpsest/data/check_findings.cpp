@@ -32,17 +32,22 @@ void Findings::add_class(int64_t id, int64_t count) {
 }
 
 void Findings::examine(int64_t position, const at::Tensor& image, const std::string& image_name,
-                       at::Tensor label, const std::string& label_name, const layouts::LabelIds* label_ids) {
+                       at::Tensor label, const std::string& label_name, const layouts::LabelIds* label_ids,
+                       const CheckOptions& options) {
   if (image.defined()) add_size({image.size(1), image.size(0)});
   if (!label.defined()) return;
   const auto* values = label.const_data_ptr<uint8_t>();
   for (int64_t i = 0; i < label.numel(); ++i) ++ids[values[i]];
-  if (image.defined() && (image.size(0) != label.size(0) || image.size(1) != label.size(1)))
-    faults.emplace_back(
-        position, "image '" + image_name + "' has " + layouts::size_text({image.size(0), image.size(1)}) +
-                      " pixels, its label has " + layouts::size_text({label.size(0), label.size(1)}));
+  const io::ImageSize label_size{label.size(0), label.size(1)};
+  if (image.defined()) {
+    const io::ImageSize size{image.size(0), image.size(1)};
+    if (size != label_size)
+      faults.emplace_back(position, "image '" + image_name + "' has " + layouts::size_text(size) +
+                                        " pixels, its label has " + layouts::size_text(label_size) +
+                                        layouts::orientation_hint(size, label_size, options.orientation));
+  }
   try {
-    layouts::map_to_train_ids(label, *label_ids, 255, label_name);
+    layouts::map_to_train_ids(label, *label_ids, options.ignore_id.value_or(255), label_name);
   } catch (const Error& error) {
     faults.emplace_back(position, error.what());
   }

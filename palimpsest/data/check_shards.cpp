@@ -137,7 +137,7 @@ void check_examples(SplitCheck& check, const Examples& examples, int64_t classes
     check.faults.push_back("the shards of '" + check.name + "' hold no example; expected " +
                            shards::expected_files(check.labels_pixels));
   if (check.labels_pixels && !options.full) return;
-  const int64_t pixel_classes = classes > 0 ? std::min<int64_t>(classes, 255) : 255;
+  const int64_t pixel_classes = classes > 0 ? std::min<int64_t>(classes, 256) : 256;
   const layouts::LabelIds ids = layouts::plain_ids(pixel_classes, options.ignore_id.value_or(255));
   shards::OpenShards open;
   const auto examine = [&](int64_t i, Findings& found) {
@@ -147,8 +147,9 @@ void check_examples(SplitCheck& check, const Examples& examples, int64_t classes
     const std::string name = shard.name_of(example), label_name = "label of " + name;
     at::Tensor image, label;
     if (options.full)
-      image = found.try_read(
-          i, [&] { return io::ImageFile(open.read(shard, example.image, name), name).decode(); });
+      image = found.try_read(i, [&] {
+        return io::ImageFile(open.read(shard, example.image, name), name, options.orientation).decode();
+      });
     if (check.labels_pixels) {
       label = found.try_read(
           i, [&] { return io::decode_label(open.read(shard, example.label, label_name), label_name); });
@@ -160,7 +161,7 @@ void check_examples(SplitCheck& check, const Examples& examples, int64_t classes
         found.faults.emplace_back(i, error.what());
       }
     }
-    found.examine(i, image, name, label, label_name, &ids);
+    found.examine(i, image, name, label, label_name, &ids, options);
   };
   CheckOptions own = options;
   if (!options.full) own.progress = nullptr;  // it counts decoded images

@@ -73,15 +73,7 @@ class LabeledPixels : public Dataset {
     throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + layouts::size_text(image) +
                                       " pixels, its label '" + label_path.string() + "' has " +
                                       layouts::size_text(label) + ": they must be the same" +
-                                      orientation_hint(image, label));
-  }
-
-  /// A label that was drawn on the pixels as they are stored does not fit a photo that is turned upright.
-  std::string orientation_hint(io::ImageSize image, io::ImageSize label) const {
-    const bool turned = image.height == label.width && image.width == label.height;
-    if (!turned || !transform_.exif_orientation) return "";
-    return "; if the image is a photo with an Exif orientation, --no-exif-orientation reads it as it is "
-           "stored";
+                                      layouts::orientation_hint(image, label, orientation_of(transform_)));
   }
 
   layouts::LabeledFiles files_;
@@ -96,6 +88,13 @@ namespace layouts {
 
 std::string size_text(io::ImageSize size) {
   return std::to_string(size.width) + "x" + std::to_string(size.height);
+}
+
+std::string orientation_hint(io::ImageSize image, io::ImageSize label, io::Orientation orientation) {
+  const bool turned = image.height == label.width && image.width == label.height;
+  if (!turned || orientation == io::Orientation::kAsStored) return "";
+  return "; if the image is a photo with an Exif orientation, --no-exif-orientation reads it as it is "
+         "stored";
 }
 
 std::vector<int64_t> pixels_per_class(const at::Tensor& label, std::size_t classes, int64_t ignore_id) {

@@ -157,10 +157,12 @@ class WebDataset : public Dataset {
   at::Tensor label_of_pixels(std::string_view bytes, std::optional<io::ImageSize> size,
                              const std::string& name) const {
     at::Tensor label = io::decode_label(bytes, "label of " + name);
-    if (size && *size != io::ImageSize{label.size(0), label.size(1)})
+    const io::ImageSize label_size{label.size(0), label.size(1)};
+    if (size && *size != label_size)
       throw Error(ErrorKind::kData,
                   "image '" + name + "' has " + layouts::size_text(*size) + " pixels, its label has " +
-                      layouts::size_text({label.size(0), label.size(1)}) + ": they must be the same");
+                      layouts::size_text(label_size) + ": they must be the same" +
+                      layouts::orientation_hint(*size, label_size, orientation_of(transform_)));
     layouts::map_to_train_ids(label, ids_, transform_.ignore_id, "label of " + name);
     return label;
   }

@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cli_support import (DATA, DATA_ERROR, USAGE, fails, image_folder, png, png_size, run, segmentation_folder,
                          shards, succeeds, write, write_shard)
@@ -354,6 +355,45 @@ def test_the_check_takes_the_number_of_classes_and_the_ignore_id(folder):
     voc = published("voc", folder / "voc")
     fails(USAGE, "data", "check", voc, "--classes", "20", says=["the data set's 21", "voc", "got 20"])
     assert check(voc, "--classes", "21")
+
+
+def test_the_check_reads_photos_as_a_training_does(folder):
+    root = segmentation_folder(folder / "streets")
+    photo = next(root.glob("train/*.png")).with_suffix(".jpg")
+    photo.with_suffix(".png").unlink()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.zeros((48, 64, 3), np.uint8)).save(photo, exif=exif)
+    kind = ("--data-kind", "segmentation_folder")
+    fault, = split_of(faulty(root, *kind, "--full"), "train")["faults"]
+    assert "48x64" in fault and "64x48" in fault and "--no-exif-orientation" in fault
+    assert check(root, *kind, "--full", "--no-exif-orientation")
+    fails(USAGE, "data", "check", root, *kind, "--no-exif-orientation", says=["no-exif-orientation", "--full"])
+    cifar = published("cifar10", folder / "cifar10")
+    fails(USAGE, "data", "check", cifar, "--full", "--no-exif-orientation", says=["no-exif-orientation", "image files", "cifar10"])
+
+    of_shards = shards(folder / "shards")
+    members = [("0.jpg", photo.read_bytes()), ("0.seg.png", png(np.zeros((48, 64))))]
+    write_shard(of_shards / "train-000001.tar", members)
+    faults = [fault for split in faulty(of_shards, "--full")["splits"] for fault in split["faults"]]
+    assert any("48x64" in fault and "--no-exif-orientation" in fault for fault in faults)
+    faults = [fault for split in faulty(of_shards, "--full", "--no-exif-orientation")["splits"] for fault in split["faults"]]
+    assert not any("48x64" in fault for fault in faults)
+
+
+def test_the_check_takes_256_classes_of_which_one_does_not_count(folder):
+    root = segmentation_folder(folder / "streets")
+    for label in root.glob("*annot/*.png"):
+        label.write_bytes(png(np.repeat([0, 200, 255], 16)[:, None] + np.zeros(64)))
+    of_shards = folder / "shards"
+    write_shard(of_shards / "train/0.tar", [("0.png", png(np.zeros((48, 64, 3)))), ("0.seg.png", label.read_bytes())])
+    for data, kind in ((root, ("--data-kind", "segmentation_folder")), (of_shards, ())):
+        for classes in ((), ("--classes", "256")):
+            for split in check(data, *kind, *classes, "--full", "--ignore-id", "0")["splits"]:
+                per_label = 16 * 64 * split["images"]
+                assert split["void_pixels"] == per_label and split["ids_without_class"] == {}
+                assert {name: count for name, count in split["class_counts"].items() if count} == {
+                    "class 200": per_label, "class 255": per_label}
 
 
 def test_class_names_that_are_not_different_are_refused_at_the_start(folder):

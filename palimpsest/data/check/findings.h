@@ -42,8 +42,10 @@ struct Findings {
   }
   /// Notes the size of an image, u8 (H, W, 3), and the ids of its label, u8 (H, W), which become train ids.
   /// Either may be undefined. The names are for faults: a label of another size, and ids without a class.
+  /// `options`: as the images and labels were read.
   void examine(int64_t position, const at::Tensor& image, const std::string& image_name, at::Tensor label,
-               const std::string& label_name, const layouts::LabelIds* label_ids);
+               const std::string& label_name, const layouts::LabelIds* label_ids,
+               const CheckOptions& options);
   void add(const Findings& other);
 };
 

@@ -21,6 +21,9 @@ std::vector<std::string> class_names(const std::filesystem::path& root, int64_t 
 
 /// Returns "640x480": width and height.
 std::string size_text(io::ImageSize size);
+/// Returns the end of a message about an image and a label of different sizes: "; if the image is a photo ..."
+/// where the label may have been drawn on the pixels as they are stored, else "".
+std::string orientation_hint(io::ImageSize image, io::ImageSize label, io::Orientation orientation);
 /// Returns the number of pixels of each class in a label of train ids, u8. The ignore id is no class.
 std::vector<int64_t> pixels_per_class(const at::Tensor& label, std::size_t classes, int64_t ignore_id);
 
