@@ -3,7 +3,7 @@
 #   1. the libtorch that find_package(Torch) found before, or that Libtorch_ROOT or Torch_DIR names
 #   2. PALIMPSEST_PYTHON: a Python interpreter that has torch
 #   3. an unpacked libtorch on CMAKE_PREFIX_PATH
-#   4. the Python of the project's .venv, Libtorch_DEFAULT_PYTHON, python3
+#   4. the first Python with torch of: the project's .venv, Libtorch_DEFAULT_PYTHON, python3
 # Libtorch_ROOT, PALIMPSEST_PYTHON and CMAKE_PREFIX_PATH are CMake variables or else environment variables.
 # No CUDA toolkit is needed: libtorch's own package config insists on nvcc, which a CPU build has no use for.
 #
@@ -11,7 +11,8 @@
 #          Libtorch::cuda     torch_cuda, which makes libtorch find a GPU; if this libtorch has it
 #          Libtorch_VERSION, Libtorch_INCLUDE_DIRS, Libtorch_LIBRARY_DIR
 #          Libtorch_ORIGIN    the folder or the Python by which it was found
-#          Libtorch_PYTHON    the Python of 2 or 4, found or not
+#          Libtorch_PYTHON    the Python of 2, or of 4: the one that was found, else the first that exists
+# Every configuration looks again: another torch may have come to the same place.
 
 # Sets whether `folder` is an unpacked libtorch (or the torch folder of a Python installation, which looks the same).
 function(_libtorch_is_root folder result)
@@ -21,22 +22,29 @@ function(_libtorch_is_root folder result)
   endif()
 endfunction()
 
-function(_libtorch_use_root root)
+# Sets what this module defines for an unpacked libtorch `root`, whose libraries are in the folder `libraries`.
+function(_libtorch_use_root root libraries origin)
+  set(_text "")
+  foreach(_header headeronly/version.h csrc/api/include/torch/version.h)  # an old libtorch has the version in the second
+    if(EXISTS "${root}/include/torch/${_header}")
+      file(READ "${root}/include/torch/${_header}" _content)
+      string(APPEND _text "${_content}")
+    endif()
+  endforeach()
   set(_version "")
   foreach(_part MAJOR MINOR PATCH)
-    file(STRINGS "${root}/include/torch/headeronly/version.h" _line REGEX "define TORCH_VERSION_${_part} ")
-    string(REGEX MATCH "[0-9]+" _number "${_line}")
-    list(APPEND _version "${_number}")
+    string(REGEX MATCH "define TORCH_VERSION_${_part} ([0-9]+)" _line "${_text}")
+    list(APPEND _version "${CMAKE_MATCH_1}")
   endforeach()
   list(JOIN _version . _version)
   set(Libtorch_VERSION "${_version}" CACHE INTERNAL "")
   set(Libtorch_INCLUDE_DIRS "${root}/include;${root}/include/torch/csrc/api/include" CACHE INTERNAL "")
-  # Without symbolic links: in a Python installation, the libraries of CUDA that libtorch_cpu loads lie beside torch.
-  file(REAL_PATH "${root}/lib" _libraries)
-  set(Libtorch_LIBRARY_DIR "${_libraries}" CACHE INTERNAL "")
-  file(GLOB _nvidia "${_libraries}/../../nvidia/*/lib")
+  set(Libtorch_LIBRARY_DIR "${libraries}" CACHE INTERNAL "")
+  # The CUDA wheel's libtorch_cpu loads libcudart and libcupti, which lie beside torch.
+  cmake_path(SET _site NORMALIZE "${libraries}/../..")
+  file(GLOB _nvidia "${_site}nvidia/*/lib")
   set(Libtorch_NVIDIA_DIRS "${_nvidia}" CACHE INTERNAL "")
-  set(Libtorch_ORIGIN "${root}" CACHE INTERNAL "")
+  set(Libtorch_ORIGIN "${origin}" CACHE INTERNAL "")
 endfunction()
 
 # 1. and 3.
@@ -66,64 +74,54 @@ endif()
 
 # 2. and 4.
 if(PALIMPSEST_PYTHON)
-  set(Libtorch_PYTHON "${PALIMPSEST_PYTHON}")
+  set(_pythons "${PALIMPSEST_PYTHON}")
 elseif(DEFINED ENV{PALIMPSEST_PYTHON})
-  set(Libtorch_PYTHON "$ENV{PALIMPSEST_PYTHON}")
-elseif(EXISTS "${CMAKE_SOURCE_DIR}/.venv/bin/python")
-  set(Libtorch_PYTHON "${CMAKE_SOURCE_DIR}/.venv/bin/python")
-elseif(EXISTS "${Libtorch_DEFAULT_PYTHON}")
-  set(Libtorch_PYTHON "${Libtorch_DEFAULT_PYTHON}")
+  set(_pythons "$ENV{PALIMPSEST_PYTHON}")
 else()
-  set(Libtorch_PYTHON python3)
+  set(_pythons "")
+  foreach(_python IN ITEMS "${CMAKE_SOURCE_DIR}/.venv/bin/python" "${Libtorch_DEFAULT_PYTHON}")
+    if(EXISTS "${_python}")
+      list(APPEND _pythons "${_python}")
+    endif()
+  endforeach()
+  list(APPEND _pythons python3)
 endif()
+list(GET _pythons 0 Libtorch_PYTHON)
 if(NOT Libtorch_WAY_OUT)
   set(Libtorch_WAY_OUT "run scripts/bootstrap, or set PALIMPSEST_PYTHON to a Python that has torch, or Libtorch_ROOT to an unpacked libtorch")
 endif()
 
-# Asks Python again only if the origin has changed: importing torch takes 2 s.
+unset(Libtorch_LIBRARY_DIR CACHE)
+unset(Libtorch_ORIGIN CACHE)
 set(Libtorch_FAILURE "")
 if(_given)
   list(GET _given 0 _root)
   cmake_path(NORMAL_PATH _root)
   string(REGEX REPLACE "/$" "" _root "${_root}")
   _libtorch_is_root("${_root}" _is_root)
-  if(NOT _is_root)
-    unset(Libtorch_LIBRARY_DIR CACHE)
-    unset(Libtorch_ORIGIN CACHE)
-    set(Libtorch_FAILURE "'${_root}' is no libtorch, which has lib/libtorch_cpu.so and include/torch (${Libtorch_WAY_OUT})")
-  elseif(NOT Libtorch_ORIGIN STREQUAL _root)
-    _libtorch_use_root("${_root}")
-  endif()
-elseif(NOT Libtorch_ORIGIN STREQUAL Libtorch_PYTHON)
-  execute_process(
-    COMMAND "${Libtorch_PYTHON}" -c "
-import os, torch
-from torch.utils.cpp_extension import include_paths, library_paths
-print(torch.__version__.split('+')[0])
-print(':'.join(include_paths()))
-print(library_paths()[0])
-print(os.path.dirname(os.path.dirname(torch.__file__)))"
-    OUTPUT_VARIABLE _answer ERROR_VARIABLE _complaint RESULT_VARIABLE _status
-    OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
-  if(_status EQUAL 0)
-    string(REPLACE "\n" ";" _answer "${_answer}")
-    list(GET _answer 0 _version)
-    list(GET _answer 1 _includes)
-    list(GET _answer 2 _libraries)
-    list(GET _answer 3 _site)
-    string(REPLACE ":" ";" _includes "${_includes}")
-    # The CUDA wheel's libtorch_cpu loads libcudart and libcupti, which lie beside torch.
-    file(GLOB _nvidia "${_site}/nvidia/*/lib")
-    set(Libtorch_VERSION "${_version}" CACHE INTERNAL "")
-    set(Libtorch_INCLUDE_DIRS "${_includes}" CACHE INTERNAL "")
-    set(Libtorch_LIBRARY_DIR "${_libraries}" CACHE INTERNAL "")
-    set(Libtorch_NVIDIA_DIRS "${_nvidia}" CACHE INTERNAL "")
-    set(Libtorch_ORIGIN "${Libtorch_PYTHON}" CACHE INTERNAL "")
+  if(_is_root)
+    # Without symbolic links: in a Python installation, CUDA's libraries lie beside torch.
+    file(REAL_PATH "${_root}/lib" _libraries)
+    _libtorch_use_root("${_root}" "${_libraries}" "${_root}")
   else()
-    unset(Libtorch_LIBRARY_DIR CACHE)
-    unset(Libtorch_ORIGIN CACHE)
-    string(REGEX MATCH "[^\n]*$" _complaint "${_complaint}")
-    set(Libtorch_FAILURE "'${Libtorch_PYTHON}' has no torch package (${Libtorch_WAY_OUT}) ${_complaint}")
+    set(Libtorch_FAILURE "'${_root}' is no libtorch, which has lib/libtorch_cpu.so and include/torch (${Libtorch_WAY_OUT})")
+  endif()
+else()
+  foreach(_python IN LISTS _pythons)
+    # To import torch would take 2 s.
+    execute_process(
+      COMMAND "${_python}" -c "import os, importlib.util; print(os.path.dirname(importlib.util.find_spec('torch').origin))"
+      OUTPUT_VARIABLE _root ERROR_QUIET RESULT_VARIABLE _status OUTPUT_STRIP_TRAILING_WHITESPACE)
+    _libtorch_is_root("${_root}" _is_root)
+    if(_status EQUAL 0 AND _is_root)
+      set(Libtorch_PYTHON "${_python}")
+      _libtorch_use_root("${_root}" "${_root}/lib" "${_python}")
+      break()
+    endif()
+  endforeach()
+  if(NOT Libtorch_ORIGIN)
+    list(JOIN _pythons "', '" _pythons)
+    set(Libtorch_FAILURE "no torch package in '${_pythons}' (${Libtorch_WAY_OUT})")
   endif()
 endif()
 

@@ -11,11 +11,14 @@ function(run)
   set(output "${text}" PARENT_SCOPE)
 endfunction()
 
-# configure(NAME SAYS [FAILS] ARGUMENT...): configures the outside project in WORK/NAME. It must succeed, or with FAILS
-# fail, and say SAYS. Lines that CMake breaks count as one.
+# configure(NAME SAYS [FAILS] [FROM FOLDER] ARGUMENT...): configures the outside project, or its copy in FOLDER, in
+# WORK/NAME. It must succeed, or with FAILS fail, and say SAYS. Lines that CMake breaks count as one.
 function(configure name says)
-  cmake_parse_arguments(PARSE_ARGV 2 ARG "FAILS" "" "")
-  execute_process(COMMAND ${CMAKE_COMMAND} -S ${SOURCES}/consumer -B ${WORK}/${name} -G ${GENERATOR}
+  cmake_parse_arguments(PARSE_ARGV 2 ARG "FAILS" "FROM" "")
+  if(NOT ARG_FROM)
+    set(ARG_FROM ${SOURCES}/consumer)
+  endif()
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${ARG_FROM} -B ${WORK}/${name} -G ${GENERATOR}
     -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=Release ${ARG_UNPARSED_ARGUMENTS}
     RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
   string(REGEX REPLACE "[ \n]+" " " line "${text}")
@@ -30,6 +33,7 @@ endfunction()
 
 unset(ENV{PALIMPSEST_PYTHON})
 unset(ENV{CMAKE_PREFIX_PATH})
+unset(ENV{PYTHONPATH})
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
 run(${WORK}/prefix/bin/palimpsest --version)
@@ -62,6 +66,23 @@ configure(no_component "palimpsest has no component 'tensors'; it has: base, ker
 configure(no_libtorch "put an unpacked libtorch on CMAKE_PREFIX_PATH or into Libtorch_ROOT" FAILS ${prefix}
   -D PALIMPSEST_PYTHON=/bin/false)
 configure(not_libtorch "'${WORK}' is no libtorch" FAILS ${prefix} -D Libtorch_ROOT=${WORK})
+
+# A .venv without torch, as a project has that does not use Python's torch.
+file(COPY ${SOURCES}/consumer/CMakeLists.txt DESTINATION ${WORK}/other_venv_source)
+file(WRITE ${WORK}/other_venv_source/.venv/bin/python "#!/bin/sh\nexit 1\n")
+file(CHMOD ${WORK}/other_venv_source/.venv/bin/python PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+configure(other_venv "libtorch of ${PYTHON}" FROM ${WORK}/other_venv_source ${prefix})
+
+# The Python of a configured project gets a later torch.
+set(later ${WORK}/site/torch)
+file(WRITE ${later}/__init__.py "")
+file(WRITE ${later}/lib/libtorch_cpu.so "")
+file(WRITE ${later}/include/torch/csrc/api/include/torch/version.h "")
+file(WRITE ${later}/include/torch/headeronly/version.h
+  "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 98\n#define TORCH_VERSION_PATCH 1\n")
+set(ENV{PYTHONPATH} ${WORK}/site)
+configure(as_built "found 2.98.1 in ${later}/lib" ${prefix})
+unset(ENV{PYTHONPATH})
 if(EXISTS ${TORCH}/lib/libtorch_cuda.so)
   # libtorch's own package config insists on nvcc then; this is what it leaves.
   configure(torch_first ${of_zip} ${prefix} -D TORCH_INSTALL_PREFIX=${WORK}/libtorch)
