@@ -65,6 +65,7 @@ configure(no_component "palimpsest has no component 'tensors'; it has: base, ker
   FAILS ${prefix} -D CONSUMER_COMPONENTS=tensors)
 configure(no_libtorch "put an unpacked libtorch on CMAKE_PREFIX_PATH or into Libtorch_ROOT" FAILS ${prefix}
   -D PALIMPSEST_PYTHON=/bin/false)
+configure(optional "found: 0, modules: ''" ${prefix} -D CONSUMER_OPTIONAL=ON -D PALIMPSEST_PYTHON=/bin/false)
 configure(not_libtorch "'${WORK}' is no libtorch" FAILS ${prefix} -D Libtorch_ROOT=${WORK})
 
 # A .venv without torch, as a project has that does not use Python's torch.
