@@ -33,6 +33,7 @@ endfunction()
 
 unset(ENV{PALIMPSEST_PYTHON})
 unset(ENV{CMAKE_PREFIX_PATH})
+unset(ENV{CMAKE_BUILD_TYPE})
 unset(ENV{PYTHONPATH})
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
