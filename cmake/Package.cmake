@@ -27,6 +27,9 @@ foreach(_header IN LISTS _headers)
   install(FILES ${PROJECT_SOURCE_DIR}/${_header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${_folder})
 endforeach()
 
+# Its terms ask for a copy beside the binaries.
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/palimpsest)
+
 set(_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/palimpsest)
 install(EXPORT palimpsestTargets NAMESPACE palimpsest:: DESTINATION ${_package_dir})
 list(JOIN _components " " PALIMPSEST_COMPONENTS)
