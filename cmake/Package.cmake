@@ -3,7 +3,7 @@
 # tests/package checks this.
 include(CMakePackageConfigHelpers)
 
-# The components of find_package: every installed layer but the halves of kernels.
+# The layers that find_package offers: all that are installed but the halves of kernels.
 get_property(_components GLOBAL PROPERTY PALIMPSEST_INSTALLED_LAYERS)
 list(FILTER _components EXCLUDE REGEX "^kernels_")
 
