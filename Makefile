@@ -5,6 +5,9 @@ CMAKE := .venv/bin/cmake
 # Only a release build's figures are results.
 RESULTS ?= $(if $(filter release,$(PRESET)),docs/results,$(BUILD)/results)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Only bootstrap has a use for it: the Python of .venv then has that torch, and pytest.
+CHOICE := $(if $(filter undefined,$(origin PALIMPSEST_PYTHON)),,PALIMPSEST_PYTHON='$(PALIMPSEST_PYTHON)')
+unexport PALIMPSEST_PYTHON
 
 .PHONY: help bootstrap configure build demo test sanitize fuzz bench carried pages format lint clean
 
@@ -22,7 +25,7 @@ help:
 	@echo "PRESET=release|debug|asan|tsan|cuda chooses the build; PALIMPSEST_VENV, PALIMPSEST_PYTHON: see scripts/bootstrap"
 
 bootstrap:
-	@scripts/bootstrap
+	@$(CHOICE) scripts/bootstrap
 
 # The demo needs the kernels for this processor only, unless the build folder already has all kernels. A later build of
 # the preset compiles the rest.
