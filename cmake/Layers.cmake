@@ -90,3 +90,12 @@ function(palimpsest_pytest name)
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 1800
     ENVIRONMENT "PALIMPSEST_BUILD_DIR=${PROJECT_BINARY_DIR};PYTHONFAULTHANDLER=1")  # a crash at exit names its threads
 endfunction()
+
+# palimpsest_compiling_pytest(NAME FILE...): Python tests that compile units, by the shell command in PALIMPSEST_COMPILE.
+function(palimpsest_compiling_pytest name)
+  palimpsest_pytest(${name} ${ARGN})
+  list(TRANSFORM Libtorch_INCLUDE_DIRS REPLACE "(.+)" "-isystem '\\1'" OUTPUT_VARIABLE _includes)
+  list(JOIN _includes " " _includes)
+  set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
+    "PALIMPSEST_COMPILE='${CMAKE_CXX_COMPILER}' -std=c++20 -fsyntax-only -I'${PROJECT_SOURCE_DIR}' ${_includes}")
+endfunction()

@@ -1,4 +1,5 @@
 """scripts/build_carried with a CMake that only pretends: what it is asked for, and what is carried."""
+import os
 import pathlib
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ CMAKE = f"""#!/bin/sh
 echo "$*" >> asked
 [ "$1" = --build ] || exit 0
 mkdir -p "$2"
-cp {sys.executable} "$2/palimpsest" && cp {sys.executable} "$2/libpalimpsest_ops.so"
+cp "${{PROGRAM:-{sys.executable}}}" "$2/palimpsest" && cp {sys.executable} "$2/libpalimpsest_ops.so"
 """
 
 
@@ -27,8 +28,9 @@ def tree(tmp_path):
     return tmp_path
 
 
-def run(tree, *arguments):
-    return subprocess.run([tree / "scripts/build_carried", *arguments], capture_output=True, text=True)
+def run(tree, *arguments, folder=".", **variables):
+    return subprocess.run([tree / "scripts/build_carried", *arguments], cwd=tree / folder, env={**os.environ, **variables},
+                          capture_output=True, text=True)
 
 
 def test_one_command_configures_builds_and_gathers(tree):
@@ -47,6 +49,17 @@ def test_another_folder_keeps_what_it_holds(tree):
     (tree / "mine/notes").write_text("mine")
     assert run(tree, "80;90-real", "mine").returncode == 0
     assert (tree / "mine/notes").read_text() == "mine" and (tree / "mine/palimpsest").exists()
+
+
+def test_libraries_of_images_are_carried_from_any_folder(tree):
+    libraries = tree / "some libraries"
+    libraries.mkdir()
+    for name, text, flags in (("libpng16.so.16", "int own() { return 1; }", ["-shared", "-fPIC", "-Wl,-soname,libpng16.so.16"]),
+                              ("program", "int own(); int main() { return own(); }", [libraries / "libpng16.so.16"])):
+        subprocess.run(["c++", "-x", "c++", "-", "-x", "none", *flags, "-o", libraries / name], input=text, text=True, check=True)
+    said = run(tree, PROGRAM=str(libraries / "program"), LD_LIBRARY_PATH=str(libraries))
+    assert said.returncode == 0, said.stderr
+    assert [path.name for path in (tree / "build/carried/lib").iterdir()] == ["libpng16.so.16"]
 
 
 def test_a_build_that_fails_is_status_1_and_carries_nothing(tree):

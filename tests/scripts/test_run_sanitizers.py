@@ -23,7 +23,7 @@ class Tree:
         self.root = root
         self.variables = {**os.environ, "CCACHE_DIR": str(root / "cache")}
         self.variables.pop("CCACHE_DISABLE", None)
-        (root / "scripts").mkdir()
+        (root / "scripts").mkdir(parents=True)
         for name in ("run_sanitizers", "passed_checks.py"):
             shutil.copy(ROOT / "scripts" / name, root / "scripts" / name)
         for name, text in (("cmake", "#!/bin/sh\n"), ("ctest", CTEST)):
@@ -91,6 +91,13 @@ def test_whatever_decides_the_result_is_run_anew(tree, change, again):
     change(tree)
     assert tree.run("--unless-passed")[:2] == (0, again)
     assert tree.run("--unless-passed")[:2] == (0, [])
+
+
+def test_a_library_whose_path_has_a_space_decides_too(tmp_path):
+    tree = Tree(tmp_path / "a folder")
+    tree.run("--unless-passed")
+    tree.compile("libown.so", "int own() { return 2; }", "-shared", "-fPIC")
+    assert tree.run("--unless-passed")[1] == ["asan", "tsan"]
 
 
 def test_a_test_that_replaces_the_filter_is_refused(tree):
