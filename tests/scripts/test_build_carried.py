@@ -47,8 +47,11 @@ def test_one_command_configures_builds_and_gathers(tree):
 def test_another_folder_keeps_what_it_holds(tree):
     (tree / "mine").mkdir()
     (tree / "mine/notes").write_text("mine")
-    assert run(tree, "80;90-real", "mine").returncode == 0
-    assert (tree / "mine/notes").read_text() == "mine" and (tree / "mine/palimpsest").exists()
+    for given, folder in (("mine", "."), ("../mine", "scripts")):  # relative to the caller
+        (tree / "mine/palimpsest").unlink(missing_ok=True)
+        said = run(tree, "80;90-real", given, folder=folder)
+        assert said.returncode == 0 and said.stdout.startswith("build_carried: mine, ")
+        assert (tree / "mine/notes").read_text() == "mine" and (tree / "mine/palimpsest").exists()
 
 
 def test_libraries_of_images_are_carried_from_any_folder(tree):
@@ -57,7 +60,7 @@ def test_libraries_of_images_are_carried_from_any_folder(tree):
     for name, text, flags in (("libpng16.so.16", "int own() { return 1; }", ["-shared", "-fPIC", "-Wl,-soname,libpng16.so.16"]),
                               ("program", "int own(); int main() { return own(); }", [libraries / "libpng16.so.16"])):
         subprocess.run(["c++", "-x", "c++", "-", "-x", "none", *flags, "-o", libraries / name], input=text, text=True, check=True)
-    said = run(tree, PROGRAM=str(libraries / "program"), LD_LIBRARY_PATH=str(libraries))
+    said = run(tree, folder="scripts", PROGRAM=str(libraries / "program"), LD_LIBRARY_PATH=str(libraries))
     assert said.returncode == 0, said.stderr
     assert [path.name for path in (tree / "build/carried/lib").iterdir()] == ["libpng16.so.16"]
 

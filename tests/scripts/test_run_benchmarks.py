@@ -36,8 +36,8 @@ def python_status(tree, status, names=("python_layer_time", "convert_step", "syn
         (tree / f"benchmarks/{name}.py").write_text(text)
 
 
-def run(tree, *arguments):
-    return subprocess.run([tree / "scripts/run_benchmarks", *arguments], capture_output=True, text=True)
+def run(tree, *arguments, folder="."):
+    return subprocess.run([tree / "scripts/run_benchmarks", *arguments], cwd=tree / folder, capture_output=True, text=True)
 
 
 def test_each_benchmark_runs_and_writes_below_the_output_folder(tree):
@@ -60,6 +60,12 @@ def test_the_output_folder_is_by_default_in_the_build(tree):
     shutil.copytree(tree / "results", tree / "build/results")
     result = run(tree, "build")
     assert result.returncode == 0 and "build/results/first.json" in result.stdout
+
+
+def test_folders_are_relative_to_the_caller(tree):
+    result = run(tree, "../build", "../results", folder="scripts")
+    assert result.returncode == 0 and "bench_first --check --json results/first.json" in result.stdout.splitlines()
+    assert run(tree, "build", folder="scripts").returncode == 2
 
 
 def test_threads_or_instruction_sets_measure_the_machine_alone_and_write_its_page(tree):
