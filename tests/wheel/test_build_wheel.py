@@ -171,6 +171,22 @@ def test_a_wheel_that_is_too_large_is_not_written(script, tmp_path, monkeypatch)
     assert not list(tmp_path.glob("*.whl"))
 
 
+def test_nvcc_is_found_where_the_build_looks_for_it(script, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/nvcc").chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert script.has_nvcc()
+
+
+def test_a_missing_nvcc_is_a_missing_tool(script, monkeypatch, capsys):
+    monkeypatch.setattr(script, "has_nvcc", lambda: False)
+    monkeypatch.setattr(script, "make", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["build_wheel", "--cuda"])
+    assert script.main() == 2
+    assert capsys.readouterr().err.startswith("build_wheel: --cuda needs nvcc 12.8 or later")
+
+
 @pytest.mark.parametrize("arguments, says", [
     (["--torch", "2.10"], "--torch needs a version such as 2.15 or 2.15.0, 2.11 or later, got '2.10'"),
     (["--torch", "newest"], "got 'newest'"),
