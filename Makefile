@@ -13,7 +13,8 @@ unexport PALIMPSEST_PYTHON
 
 help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
-	@echo "make test    builds and runs all tests, and some again under the sanitizers;  make sanitize  these alone, with the operators"
+	@echo "make test    builds and runs all tests, and some again under the sanitizers"
+	@echo "make sanitize  runs the tests under the sanitizers alone, those of the operators too"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make fuzz    gives every parser 1,000,000 mutated files under the sanitizers: hours"
 	@echo "make bench   measures the claims about this CPU: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
