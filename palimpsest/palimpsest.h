@@ -4,9 +4,9 @@
 /// (docs/library.md has a table). `namespace pal = palimpsest;` shortens the names.
 ///
 /// models/   networks by name
-///   models::make(name, {...})      ResNet, ResNeXt, WideResNet, DeepLabV3, DenseNet, Inception, AlexNet, VGG. One word,
-///                                  ModelOptions::strategy, says how the whole network spends memory: the
-///                                  same weights, the same gradients
+///   models::make(name, {...})      ResNet, ResNeXt, WideResNet, EfficientNet, MobileNetV3, DeepLabV3, DenseNet,
+///                                  GoogLeNet, Inception, AlexNet, VGG. One word, ModelOptions::strategy, says how
+///                                  the whole network spends memory: the same weights, the same gradients
 /// nn/       modules; each has clone(), and the state-dict keys of libtorch's module
 ///   nn::BatchNormAct (nn::Norm)    batch normalization + activation by strategy; writes over its input by default
 ///   nn::InPlaceABN                 the same with strategy inplace_2: saves only its output for backward
@@ -14,6 +14,8 @@
 ///   nn::Conv2d, nn::Linear         libtorch's layers that save no 16-bit copy of their weight under autocast
 ///   nn::DenseBlock, nn::DenseTransition   densely connected blocks by any of five forms
 ///   nn::max_pool2d                 max pooling by strategy
+///   nn::spatial_mean               the mean over pixels, in front of a classifier
+///   nn::feature_dropout_into       dropout of whole channels, and the convolution behind it
 ///   nn::fold_batch_norm            moves a normalization into a convolution, for inference
 ///   nn::Cloneable                  clone() for modules of your own
 ///   nn::Model                      the base class of the networks: forward, classifier
@@ -22,6 +24,10 @@
 ///   ops::abn, ops::abn_            batch normalization + activation; abn_ writes over its input
 ///   ops::abn_conv, ops::abn_conv_, ops::activate_conv   with the convolution behind it
 ///   ops::convolution, ops::linear  save no 16-bit copy of the weight under autocast
+///   ops::squeeze_excite_conv       squeeze and excitation and the convolution behind it; saves one tensor
+///   ops::gated_conv                the same with gates that are given, such as the factors of a dropout
+///   ops::parallel_convolutions     convolutions of one input, with one gradient of its size
+///   ops::spatial_mean              the mean over pixels, whose gradient is a view
 ///   ops::dense_block, ops::concat_abn_conv, ops::FeatureSlots   densely connected blocks
 ///   ops::max_pool2d                saves one byte per output
 ///   ops::upsampled_cross_entropy, ops::upsampled_argmax   a segmentation head without full-size logits

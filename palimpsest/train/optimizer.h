@@ -20,7 +20,7 @@ struct OptimizerOptions {
   double beta2 = 0.999;        ///< adamw: of the mean of their squares, in [0, 1)
   double eps = 1e-8;           ///< adamw: added to the root of that mean, above 0
   bool decay_norm = true;      ///< false: no weight decay on weights and biases of normalization layers
-  bool decay_bias = true;      ///< false: no weight decay on parameters named "bias"
+  bool decay_bias = true;      ///< false: no weight decay on parameters named "bias" of other layers
   /// "LAYER=FACTOR": the learning rate of the parameters in LAYER ("head.red_bn", or one parameter's name) is
   /// FACTOR > 0 times that of the step. Of several layers that hold a parameter, the longest name counts.
   std::vector<std::string> lr_factors = {};
