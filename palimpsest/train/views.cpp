@@ -231,16 +231,6 @@ void for_each_band(const Network& network, const at::Tensor& image, const ViewOp
   }
 }
 
-at::Tensor classes_of_views(const Network& network, const at::Tensor& image, const ViewOptions& options,
-                            const TensorFormat& format) {
-  const at::Tensor ids = at::empty({image.size(1), image.size(2)}, at::kLong);
-  for_each_band(network, image, options, format, [&](int64_t top, const at::Tensor& probabilities) {
-    const at::IntArrayRef size = probabilities.sizes().slice(1);
-    ids.narrow(0, top, size[0]).copy_(predicted_classes(probabilities.unsqueeze(0), size)[0]);
-  });
-  return ids;
-}
-
 at::Tensor ten_crop_logits(const Network& network, const at::Tensor& images, int64_t side,
                            const TensorFormat& format) {
   const int64_t height = images.size(2), width = images.size(3);

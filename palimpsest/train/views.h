@@ -54,10 +54,6 @@ using BandReceiver = std::function<void(int64_t top, const at::Tensor& probabili
 void for_each_band(const Network& network, const at::Tensor& image, const ViewOptions& options,
                    const TensorFormat& format, const BandReceiver& receive);
 
-/// Returns the most probable class of each pixel, (H, W) of i64 on the CPU; the first of equal ones.
-at::Tensor classes_of_views(const Network& network, const at::Tensor& image, const ViewOptions& options,
-                            const TensorFormat& format);
-
 /// Returns the logits of images (N, 3, H, W), averaged over ten crops of side `side`: (N, classes). The crops
 /// are the corners (top left, top right, bottom left, bottom right) and the centre, then the same of the mirror
 /// image, as torchvision's TenCrop orders them. The logits are averaged, and not the probabilities, because the
