@@ -3,7 +3,7 @@ from result_page import NETWORK_NAMES, read, table
 
 TITLE = "docs/results/step_profile.md: where the time of a training step goes, by operator"
 
-COMMAND = "benchmarks/step_profile.py --json docs/results/step_profile.json"
+COMMAND = "python benchmarks/step_profile.py --json docs/results/step_profile.json"
 
 PAGE = """# Where the time of a training step goes
 

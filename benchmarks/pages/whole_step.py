@@ -7,7 +7,7 @@ from result_page import NETWORK_NAMES, Unreadable, read, table
 
 TITLE = "docs/results/whole_step.md: time and memory of whole training steps, beside torch.compile and checkpoints"
 
-COMMAND = "benchmarks/whole_step.py --json docs/results/whole_step.json"
+COMMAND = "python benchmarks/whole_step.py --json docs/results/whole_step.json"
 CHART = "whole_step.svg"
 
 FORMS = {
