@@ -75,7 +75,7 @@ endif()
 # 2. and 4.
 if(PALIMPSEST_PYTHON)
   set(_pythons "${PALIMPSEST_PYTHON}")
-elseif(DEFINED ENV{PALIMPSEST_PYTHON})
+elseif(NOT "$ENV{PALIMPSEST_PYTHON}" STREQUAL "")
   set(_pythons "$ENV{PALIMPSEST_PYTHON}")
 else()
   set(_pythons "")

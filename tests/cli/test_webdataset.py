@@ -86,6 +86,18 @@ def test_an_example_that_is_a_link_is_a_fault_and_not_left_out(data, folder, lin
     assert checked.returncode == DATA_ERROR and faults and all("example '5'" in fault for fault in faults)
 
 
+def test_a_link_beside_the_file_is_no_second_image(data, folder):
+    with tarfile.open(data / "train-000001.tar", "a") as archive:
+        for i, name in enumerate(("9.jpg", "9.png", "9.cls")):
+            member = tarfile.TarInfo(name)
+            contents = (b"", png(np.zeros((32, 40, 3))), b"0")[i]
+            if i == 0:
+                member.type, member.linkname = tarfile.SYMTYPE, "9.png"
+            member.size = len(contents)
+            archive.addfile(member, io.BytesIO(contents))
+    train(data, folder / "run", "--max-steps", "1")
+
+
 def test_a_truncated_shard_is_an_error_or_loses_its_rest(data, folder):
     shard = data / "train-000001.tar"
     os.truncate(shard, 20000)

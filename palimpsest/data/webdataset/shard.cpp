@@ -112,9 +112,17 @@ struct Group {
 
   void add(const io::TarMember& member) {
     const std::string ending = lower_case(std::string_view(member.name).substr(key_length(member.name)));
-    if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") (image ? second_image : image) = &member;
-    if (ending == ".cls") (id ? second_id : id) = &member;
-    if (ending == ".seg.png") (map ? second_map : map) = &member;
+    if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") add(member, image, second_image);
+    if (ending == ".cls") add(member, id, second_id);
+    if (ending == ".seg.png") add(member, map, second_map);
+  }
+  /// A link counts only where there is no file.
+  static void add(const io::TarMember& member, const io::TarMember*& first, const io::TarMember*& second) {
+    if (!first || first->is_link) {
+      first = &member;
+    } else if (!member.is_link) {
+      second = &member;
+    }
   }
   /// Returns a member that is a link and that the example needs; null if there is none.
   const io::TarMember* link(bool labels_pixels) const {
