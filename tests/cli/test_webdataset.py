@@ -98,6 +98,27 @@ def test_a_link_beside_the_file_is_no_second_image(data, folder):
     train(data, folder / "run", "--max-steps", "1")
 
 
+def test_a_link_of_another_name_does_not_part_an_example(data, folder):
+    with tarfile.open(data / "train-000001.tar", "w") as archive:
+        for name, contents in (("9.png", png(np.zeros((32, 40, 3)))), ("notes", None), ("8.txt", None), ("9.cls", b"0")):
+            member = tarfile.TarInfo(name)
+            if contents is None:
+                member.type, member.linkname = tarfile.SYMTYPE, "9.png"
+            member.size = len(contents or b"")
+            archive.addfile(member, io.BytesIO(contents or b""))
+    for _ in range(2):  # without an index, and with one
+        train(data, folder / "run", "--max-steps", "1", "--overwrite")
+
+
+def test_an_index_of_unknown_words_is_not_read(data, folder):
+    train(data, folder / "run", "--max-steps", "1")
+    index = data / "train-000000.tar.index"
+    index.write_text(index.read_text().replace("file ", "else ", 1))
+    before = index.read_text()
+    train(data, folder / "run", "--max-steps", "1", "--overwrite")
+    assert index.read_text() == before.replace("else ", "file ", 1)
+
+
 def test_a_truncated_shard_is_an_error_or_loses_its_rest(data, folder):
     shard = data / "train-000001.tar"
     os.truncate(shard, 20000)

@@ -63,7 +63,7 @@ std::optional<Members> read_index(const fs::path& shard) {
       io::TarMember member;
       std::string type;
       if (!(words >> type >> member.offset >> member.size) || words.get() != ' ' ||
-          !std::getline(words, member.name))
+          !std::getline(words, member.name) || (type != kFile && type != kLink))
         return std::nullopt;
       member.is_link = type == kLink;
       members.list.push_back(std::move(member));
@@ -105,16 +105,35 @@ std::string lower_case(std::string_view text) {
   return lower;
 }
 
+enum class Part { kImage, kId, kMap, kNone };
+
+/// Returns what a member of this name is of its example.
+Part part_of(std::string_view name) {
+  const std::string ending = lower_case(name.substr(key_length(name)));
+  if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") return Part::kImage;
+  if (ending == ".cls") return Part::kId;
+  return ending == ".seg.png" ? Part::kMap : Part::kNone;
+}
+
 /// The members of one example.
 struct Group {
   const io::TarMember *image = nullptr, *id = nullptr, *map = nullptr;  // .cls, .seg.png
   const io::TarMember *second_image = nullptr, *second_id = nullptr, *second_map = nullptr;
 
   void add(const io::TarMember& member) {
-    const std::string ending = lower_case(std::string_view(member.name).substr(key_length(member.name)));
-    if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") add(member, image, second_image);
-    if (ending == ".cls") add(member, id, second_id);
-    if (ending == ".seg.png") add(member, map, second_map);
+    switch (part_of(member.name)) {
+      case Part::kImage:
+        add(member, image, second_image);
+        break;
+      case Part::kId:
+        add(member, id, second_id);
+        break;
+      case Part::kMap:
+        add(member, map, second_map);
+        break;
+      case Part::kNone:
+        break;
+    }
   }
   /// A link counts only where there is no file.
   static void add(const io::TarMember& member, const io::TarMember*& first, const io::TarMember*& second) {
@@ -183,6 +202,7 @@ Shard examples_of(const fs::path& path, const Members& members, bool labels_pixe
     Group group;
     for (; i < members.list.size(); ++i) {
       const io::TarMember& member = members.list[i];
+      if (member.is_link && part_of(member.name) == Part::kNone) continue;  // even within an example
       if (std::string_view(member.name).substr(0, key_length(member.name)) != key) break;
       group.add(member);
     }
