@@ -126,6 +126,22 @@ def test_a_choice_holds_until_the_next(tree):
     assert tree.holds() == {"torch"} and tree.run() == ("", [])
 
 
+@pytest.mark.parametrize("wanted, holds", [(None, "palimpsest_torch.pth"), ("", "torch")])
+def test_a_choice_of_before_the_record_is_recorded_or_cleared(tree, wanted, holds):
+    tree.run(PALIMPSEST_PYTHON=str(tree.other))
+    (tree.root / ".venv/palimpsest-python").unlink()
+    said, calls = tree.run(PALIMPSEST_PYTHON=str(tree.other) if wanted is None else wanted)
+    assert ("clearing" in said) == (calls != []) == (wanted == "")
+    assert tree.holds() == {holds} and tree.run() == ("", [])
+
+
+def test_a_chosen_python_that_is_gone_is_said(tree):
+    tree.run(PALIMPSEST_PYTHON=str(tree.other))
+    tree.other.unlink()
+    said = subprocess.run([tree.root / "scripts/bootstrap"], capture_output=True, text=True, env=tree.environment)
+    assert said.returncode == 1 and f"is {tree.other}, which cannot be run: name another one" in said.stderr
+
+
 def test_other_pins_leave_what_else_is_in_the_environment(tree):
     tree.run()
     (tree.site / "timm").touch()
@@ -157,6 +173,15 @@ def test_make_passes_the_choice_to_bootstrap_alone(tree, given, passed):
     says = f"scripts/bootstrap: {passed}\n.venv/bin/cmake: unset\n"
     assert tree.run(["make", "-s", "configure"], **given)[0] == says
     assert tree.run(["make", "-s", "configure", *(f"{name}={value}" for name, value in given.items())])[0] == says
+
+
+def test_a_link_to_the_project_hides_no_python_of_the_environment(tree):
+    tree.run()
+    program(tree.root / ".venv/bin/python3", "#!/bin/sh\nexit 1\n")
+    link = tree.root.parent / "link"
+    link.symlink_to(tree.root)
+    (tree.root / "scripts/requirements.txt").open("a").write("six==1.17.0\n")
+    tree.run([link / "scripts/bootstrap"], PATH=f"{tree.root}/.venv/bin:{tree.environment['PATH']}")
 
 
 def test_make_lets_the_systems_python_make_the_environment(tree):
