@@ -134,6 +134,19 @@ auto label_writer(const Options& options) {
   };
 }
 
+void tell(const train::EvaluationRecord& record, const Options& options) {
+  for (const std::string& reason : record.bad)
+    std::cerr << "palimpsest: left out: " << printable(reason) << std::endl;
+  if (const std::string doubt = train::doubt_of(record); !doubt.empty())
+    std::cerr << "palimpsest: " << doubt << std::endl;
+  if (!options.run.confusion.empty() && !record.confusion.empty()) write_confusion(options, record.confusion);
+  if (options.run.json) {
+    std::cout << to_json(record, options).dump() << std::endl;
+  } else {
+    print(record, options);
+  }
+}
+
 int evaluate(Options options, distributed::Group* group) {
   check_files(options);
   const Datasets sets = make_datasets(options, Need::kValidation);
@@ -159,23 +172,16 @@ int evaluate(Options options, distributed::Group* group) {
   }
   train::LoaderBatches batches(*loader);
   const auto record = train::evaluate(*model, batches, evaluation, group);
-  if (group && group->rank() > 0) return 0;
-  for (const std::string& reason : record.bad)
-    std::cerr << "palimpsest: left out: " << printable(reason) << std::endl;
-  if (const std::string doubt = train::doubt_of(record); !doubt.empty())
-    std::cerr << "palimpsest: " << doubt << std::endl;
-  const bool wants_confusion = !options.run.confusion.empty();
-  if (wants_confusion && !record.confusion.empty()) write_confusion(options, record.confusion);
-  if (options.run.json) {
-    std::cout << to_json(record, options).dump() << std::endl;
-  } else {
-    print(record, options);
+  if (!group || group->rank() == 0) tell(record, options);
+  if (options.run.confusion.empty() || !record.confusion.empty()) return 0;
+  const Error error(ErrorKind::kDiverged,
+                    "--confusion: " + options.run.confusion +
+                        " is not written: outputs of the network, or their loss, are NaN: no class is right");
+  if (group) {
+    group->barrier("the end");  // a launcher kills the first rank when another one ends with an error
+    group->throw_on_all(error);
   }
-  if (wants_confusion && record.confusion.empty())
-    throw Error(ErrorKind::kDiverged,
-                "--confusion: " + options.run.confusion +
-                    " is not written: the network's outputs are NaN, which belong to no class");
-  return 0;
+  throw Error(error);
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ std::vector<Setting> make_settings() {
        "share of values that dropout sets to zero; -1: the network's own", kNamesModel,
        PALIMPSEST_FIELD(model.dropout), kDropout},
       {"model", "stochastic_depth", "stochastic-depth", "<probability>",
-       "efficientnet: that a training step leaves out the last block; less for earlier blocks; -1: the "
+       "efficientnet: how likely a training step skips the last block; earlier blocks less; -1: the "
        "network's own",
        kNamesModel, PALIMPSEST_FIELD(model.stochastic_depth), kDropout},
       {"model", "output_stride", "output-stride", "<pixels>",

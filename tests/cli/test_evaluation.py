@@ -107,7 +107,7 @@ def damaged(run21, tmp_path_factory):
 def test_outputs_that_are_nan_are_no_confusion_matrix_and_no_prediction_without_a_word(damaged, folder, views):
     run, data = damaged
     file = folder / "confusion.csv"
-    fails(DIVERGED, "eval", run, *views, "--confusion", file, says=[file, "is not written", "NaN"])
+    fails(DIVERGED, "eval", run, *views, "--confusion", file, says=[file, "is not written", "are NaN"])
     assert not file.exists()
     assert "confusion" not in evaluation(run, *views)
     image = next((data / "val").iterdir())

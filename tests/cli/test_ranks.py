@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -13,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png,
                          succeeds, write_shard)
@@ -112,6 +114,23 @@ def test_an_evaluation_is_that_of_one_process(trained, trained_classifier, folde
         assert got.pop("loss") == pytest.approx(want.pop("loss"), rel=1e-12)
         assert got == want
         assert out[1:] == [""] * (size - 1)
+
+
+def test_a_confusion_matrix_of_nan_ends_every_process_with_the_same_status(trained_classifier, folder):
+    run_folder, data = trained_classifier
+    shutil.copytree(run_folder, folder / "damaged")
+    file = folder / "damaged/checkpoint.safetensors"
+    with safetensors.safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    tensors = {name: value * np.float32(np.nan) if value.ndim == 4 else value
+               for name, value in safetensors.numpy.load_file(file).items()}
+    safetensors.numpy.save_file(tensors, file, metadata)
+    statuses, out, errors = run_ranks(2, "eval", folder / "damaged", "--data-root", data, "--eval-batch", "1", "--json", "--confusion",
+                                      folder / "c.csv")
+    assert statuses == [DIVERGED, DIVERGED], errors
+    assert json.loads(out[0])["top1"] is None and out[1] == ""
+    assert len(error_lines(errors[0])) == 1 and "is not written" in errors[0] and error_lines(errors[1]) == []
+    assert not (folder / "c.csv").exists()
 
 
 @pytest.mark.parametrize("size", [1, 2])

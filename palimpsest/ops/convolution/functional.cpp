@@ -152,20 +152,20 @@ at::Tensor sum_of_channels(const at::Tensor& dout) {
   const bool fits = !is_traced(dout) && dout.device().is_cpu() && dout.numel() > 0 &&
                     (is_image_type(dout.scalar_type()) || dout.scalar_type() == at::kDouble);
   const auto layout = fits ? native_layout(dout.sizes(), dout.strides()) : std::nullopt;
-  if (!layout) {
-    std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);
-    std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
-    return dout.sum(pixels);
-  }
+  std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);  // 0, 2, 3, ...
+  std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
+  if (!layout) return dout.sum(pixels);
   const Shape3 shape = shape3(dout);
   std::vector<double> mean(static_cast<size_t>(shape.c)), var(mean.size());
   kernels::cpu::abn_statistics({.shape = shape, .layout = *layout, .dtype = dtype_of(dout.scalar_type())},
                                dout.const_data_ptr(), mean.data(), var.data());
+  const bool all_finite =
+      std::all_of(mean.begin(), mean.end(), [](double value) { return std::isfinite(value); });
+  const at::Tensor sums = all_finite ? at::Tensor() : dout.sum(pixels, /*keepdim=*/false, at::kDouble);
   for (size_t c = 0; c < mean.size(); ++c) {
     // The mean of a channel with one infinity may be NaN.
-    mean[c] = std::isfinite(mean[c])
-                  ? mean[c] * static_cast<double>(shape.per_channel())
-                  : dout.select(1, static_cast<int64_t>(c)).sum(at::kDouble).item<double>();
+    mean[c] = std::isfinite(mean[c]) ? mean[c] * static_cast<double>(shape.per_channel())
+                                     : sums.const_data_ptr<double>()[c];
   }
   // at::tensor makes no tensor of bf16.
   return at::tensor(mean, dout.options().dtype(at::kDouble)).to(dout.scalar_type());
