@@ -1,5 +1,10 @@
 """The drop-in package inplace_abn: the original's names, orders of arguments and weights."""
 import importlib.metadata
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -135,6 +140,19 @@ def test_beside_the_original_the_import_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.1.0")
     with pytest.raises(ImportError, match="inplace-abn 1.1.0 .* uninstall both"):
         inplace_abn._refuse_original()
+
+
+@pytest.mark.parametrize("other, says", [(None, "needs palimpsest, which is not installed"),
+                                         ("palimpsest/kernels", "needs palimpsest, which is not installed"),
+                                         ("palimpsest.py", "palimpsest.py is another project of that name")])
+def test_without_palimpsest_the_import_says_where_it_comes_from(tmp_path, other, says):
+    """PyPI has another project of the name, and a clone has a folder."""
+    shutil.copytree(pathlib.Path(inplace_abn.__file__).parent, tmp_path / "inplace_abn")
+    if other:
+        (tmp_path / other).touch() if other.endswith(".py") else (tmp_path / other).mkdir(parents=True)
+    end = subprocess.run([sys.executable, "-c", "import inplace_abn"], capture_output=True, text=True, cwd=tmp_path,
+                         env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert end.returncode == 1 and says in end.stderr.splitlines()[-1] and "pip install ." in end.stderr.splitlines()[-1]
 
 
 def test_the_classes_derive_as_the_original_s_do():

@@ -6,11 +6,9 @@ import io
 import os
 import pathlib
 import pickle
-import re
 import subprocess
 import sys
 import threading
-import tomllib
 import warnings
 
 import pytest
@@ -888,11 +886,3 @@ def test_the_import_names_the_way_out(tmp_path):
     environment["PALIMPSEST_LIBRARY"] = str(tmp_path / "bad.so")
     end = subprocess.run([sys.executable, "-c", "import palimpsest"], env=environment, capture_output=True, text=True)
     assert end.returncode == 1 and "do not fit torch" in end.stderr
-
-
-def test_all_places_name_one_version():
-    root = pathlib.Path(__file__).parents[2]
-    version = re.search(r"project\(palimpsest VERSION ([0-9.]+)", (root / "CMakeLists.txt").read_text())[1]
-    assert palimpsest.__version__ == version
-    dropin = tomllib.loads((root / "python/inplace_abn_dropin/pyproject.toml").read_text())["project"]
-    assert (dropin["version"], dropin["dependencies"]) == (version, [f"palimpsest=={version}"])

@@ -15,7 +15,23 @@ def _refuse_original():
                       "(pip uninstall inplace-abn palimpsest-inplace-abn), then install the one that you want")
 
 
+def _require_palimpsest():
+    way_out = "install ours first, in a clone of it: pip install ."
+    try:
+        import palimpsest
+    except ModuleNotFoundError as error:
+        if error.name != "palimpsest":
+            raise
+        palimpsest = None
+    place = getattr(palimpsest, "__file__", None)
+    if place is None:  # or a folder without code, such as the C++ sources in a clone
+        raise ImportError(f"inplace_abn needs palimpsest, which is not installed: {way_out}")
+    if not hasattr(palimpsest, "load_original"):
+        raise ImportError(f"inplace_abn needs palimpsest, but {place} is another project of that name: {way_out}")
+
+
 _refuse_original()
+_require_palimpsest()
 
 from inplace_abn.abn import ABN, InPlaceABN, InPlaceABNSync  # noqa: E402
 from inplace_abn.functions import inplace_abn, inplace_abn_sync  # noqa: E402
