@@ -1,4 +1,5 @@
 """Which values of a graph may share memory, and which of them change in place."""
+import collections
 import operator
 
 import torch
@@ -37,7 +38,7 @@ def _qualified(function):
 
 def _is_torchs(function):
     module = getattr(function, "__module__", None) or ""
-    return (function in (getattr, operator.getitem) or module in ("_operator", "math") or module.split(".")[0] == "torch"
+    return (function in (getattr, operator.getitem, collections.OrderedDict) or module in ("_operator", "math") or module.split(".")[0] == "torch"
             or "_VariableFunctions" in getattr(function, "__qualname__", ""))
 
 
@@ -84,7 +85,7 @@ def leaves(value):
     if type(value) in (list, tuple):
         for part in value:
             yield from leaves(part)
-    elif type(value) is dict:
+    elif type(value) in (dict, collections.OrderedDict):
         yield from leaves(list(value.values()))
     elif type(value) is slice:
         yield from (value.start, value.stop, value.step)

@@ -1,4 +1,5 @@
 """Which modules and functions are a normalization, an activation, a convolution, a pooling, a dense block."""
+import collections
 import operator
 
 import torch
@@ -49,7 +50,7 @@ _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _SAVES_NO_INPUT = {
     operator.add, operator.iadd, operator.sub, torch.add, torch.sub, torch.cat, torch.concat, torch.flatten, torch.mean,
     torch.sum, torch.chunk, torch.split, torch.permute, torch.transpose, F.adaptive_avg_pool2d, F.avg_pool2d, F.interpolate,
-    F.pad, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, getattr, operator.getitem,
+    F.pad, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, getattr, operator.getitem, collections.OrderedDict,
 }
 _METHODS_SAVE_NO_INPUT = {"add", "add_", "sub", "mean", "sum", "flatten", "view", "reshape", "size", "dim", "permute",
                           "transpose", "chunk", "split", "contiguous", "detach"}
@@ -187,6 +188,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def is_torchs_convolution(module):
     """torch's convolution, or a class of it that computes the same, as torchvision's Conv3DSimple."""
     kind = type(module)
+    if "_conv_forward" in getattr(module, "__dict__", ()):
+        return False
     return kind in _CONVOLUTIONS or (
         isinstance(module, _CONVOLUTIONS) and "forward" not in module.__dict__ and not hasattr(module, "parametrizations")
         and any(kind.forward is c.forward and kind._conv_forward is c._conv_forward for c in _CONVOLUTIONS))

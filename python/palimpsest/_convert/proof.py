@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from palimpsest import memory
+from palimpsest._convert import tracing
 from palimpsest._convert.options import BESIDE_LAYERS
 
 # (share of a tensor's own norm, share of the norm of all) by which it may differ: f64 tells a wrong graph from rounding, and
@@ -84,6 +85,7 @@ class _Unchanged:
 
     def __enter__(self):
         self.tensors, self.tables, self.generators = [], [], []
+        self.held = tracing.held_states(self.model.modules())
         seen, stack = set(), [self.model]
         while stack:
             value = stack.pop()
@@ -121,6 +123,7 @@ class _Unchanged:
                 tensor.grad = grad
         for generator, state in self.generators:
             generator.set_state(state)
+        tracing.put_back(self.held)
         self.torch_random.__exit__(*error)
         random.setstate(self.python_random)
         if self.numpy_random is not None:

@@ -48,14 +48,24 @@ def _is_question(instruction):
     return instruction.opname == "IS_OP" or "IF_NONE" in instruction.opname or "IF_NOT_NONE" in instruction.opname
 
 
+def _catches(instruction):
+    return instruction.opname in ("PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH")
+
+
 def _is_of_match(instruction):
     return instruction.opname in ("MATCH_SEQUENCE", "MATCH_MAPPING", "MATCH_CLASS", "MATCH_KEYS")
 
 
-def _has_question(code):
+def _asks(code):
     comprehensions = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name in _COMPREHENSIONS]
     return any(_is_question(i) or _is_of_match(i) for i in dis.get_instructions(code)) \
-        or not {"type", "hasattr"}.isdisjoint(code.co_names) or any(map(_has_question, comprehensions))
+        or not {"type", "hasattr"}.isdisjoint(code.co_names) or any(map(_asks, comprehensions))
+
+
+def _may_ask(code):
+    """Whether a function calls getattr, which asks if it has a default, or catches errors, which may tell what a value lacks."""
+    comprehensions = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name in _COMPREHENSIONS]
+    return "getattr" in code.co_names or any(map(_catches, dis.get_instructions(code))) or any(map(_may_ask, comprehensions))
 
 
 def _questions_in_bytecode(code):
@@ -116,20 +126,108 @@ def _bindings_out_of_sight(tree, name):
                 yield _UNKNOWN
 
 
+_SAYING = frozenset("print _assert _check assert_ check warn debug info warning error exception critical log write".split())
+
+
+@functools.lru_cache(maxsize=4096)
+def _statements(code):
+    """(first line, last line, whether it only says something) of each part of a function that has no statements within."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    found = []
+    for part in ast.walk(tree):
+        if not isinstance(part, ast.stmt):
+            continue
+        call = part.value.func if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) else None
+        says = isinstance(part, (ast.Raise, ast.Assert)) or getattr(call, "attr", getattr(call, "id", None)) in _SAYING
+        heads = [part] if not hasattr(part, "body") else \
+            [head for field in ("test", "iter", "subject", "items") for head in _as_list(getattr(part, field, []))]
+        heads = [getattr(head, "context_expr", head) for head in heads]
+        found += [(head.lineno, head.end_lineno, says) for head in heads]
+    return tuple(found)
+
+
+def _as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
+def only_says(frame):
+    """Whether what a function does now is an error, a check or a message: the text of a value is for a person to read."""
+    line = frame.f_lineno - frame.f_code.co_firstlineno + 1
+    here = [says for first, last, says in _statements(frame.f_code) if first <= line <= last]
+    return bool(here) and all(here)
+
+
+def _chain(expression):
+    """(variable, names and constant indices of the parts on the way) of self.blocks[0].weight; None of anything else."""
+    path = []
+    while not isinstance(expression, ast.Name):
+        if isinstance(expression, ast.Attribute):
+            path.append(expression.attr)
+        elif isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
+            path.append((expression.slice.value,))
+        else:
+            return None
+        expression = expression.value
+    return expression.id, tuple(reversed(path))
+
+
+def _reaches_tensor(value, path):
+    """How many parts of a tensor of a module a _chain() names after it; -1 if it comes to no tensor."""
+    for at, name in enumerate(path):
+        if isinstance(name, tuple):
+            try:
+                value = value[name[0]] if isinstance(value, (nn.ModuleList, nn.ModuleDict, nn.Sequential, *_CONTAINERS)) else None
+            except (KeyError, IndexError, TypeError):
+                return -1
+        elif not isinstance(value, nn.Module):
+            return -1
+        elif value._parameters.get(name) is not None or value._buffers.get(name) is not None:
+            return len(path) - at - 1
+        else:
+            value = value._modules.get(name, value.__dict__.get(name))
+    return -1
+
+
+def _caught(tree):
+    """The statements whose errors a function may catch."""
+    for part in ast.walk(tree):
+        calls = [item.context_expr for item in part.items] if isinstance(part, ast.With) else []
+        if isinstance(part, (ast.Try, getattr(ast, "TryStar", ast.Try))) and part.handlers or any(
+                isinstance(call, ast.Call) and "suppress" in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))
+                for call in calls):
+            yield from part.body
+
+
+def _asked_by_errors(tree):
+    """The names of variables of which a function may ask by an error whether they have a key or an attribute."""
+    for part in itertools.chain.from_iterable(map(ast.walk, _caught(tree))):
+        if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and isinstance(part.slice.value, str) \
+                or isinstance(part, ast.Attribute) and not hasattr(torch.Tensor, part.attr):
+            if isinstance(part.value, ast.Name):
+                yield part.value.id
+
+
 @functools.lru_cache(maxsize=4096)
 def _questions(code):
     """(names of variables that a function compares to a constant by `is`, names of which it asks the type, an attribute or
-    whether two are one, _root() of each part of something or result of a call that it compares), or None if it asks nothing."""
-    if not _has_question(code):
+    whether two are one, _root() of each part of something or result of a call that it compares, _chain()s of which it asks
+    something, with the number of their parts behind a tensor that make it a question), or None if it asks nothing."""
+    asks = _asks(code)
+    if not asks and not _may_ask(code):
         return None
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError, ValueError):
-        return _questions_in_bytecode(code)
-    of_none, of_any, of_part = set(), set(), set()
+        return (*_questions_in_bytecode(code), frozenset()) if asks else None
+    of_none, of_part, of_chain = set(), set(), set()
+    of_any = set(_asked_by_errors(tree))
     for part in ast.walk(tree):
-        if _is_call_of(part, "type", "hasattr"):
+        if _is_call_of(part, "type", "hasattr") or _is_call_of(part, "getattr") and len(part.args) > 2:
             of_any |= _names(part.args[0])
+            of_chain.add((_chain(part.args[0]), 0))
         elif isinstance(part, ast.Match):
             patterns = [type(p) for case in part.cases for p in ast.walk(case.pattern)]
             if not {ast.MatchSequence, ast.MatchMapping, ast.MatchClass}.isdisjoint(patterns):
@@ -141,6 +239,7 @@ def _questions(code):
                 of_part.add(_root(part.subject))
         elif isinstance(part, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in part.ops):
             values = [v for v in (part.left, *part.comparators) if not isinstance(v, ast.Constant)]
+            of_chain |= {(_chain(value), 2 - min(len(values), 2)) for value in values}
             for value in values:
                 if isinstance(value, ast.Attribute) or _is_call_of(value, "getattr"):
                     of_any |= _names(value if isinstance(value, ast.Attribute) else value.args[0])
@@ -149,7 +248,8 @@ def _questions(code):
                 elif not _is_call_of(value, "type"):
                     of_part.add(_root(value))
     of_part |= {root for name in of_none for root in _bindings_out_of_sight(tree, name)}
-    return frozenset(of_none), frozenset(of_any), frozenset(of_part)
+    of_chain = {(*chain, least) for chain, least in of_chain if chain is not None}
+    return frozenset(of_none), frozenset(of_any), frozenset(of_part), frozenset(of_chain)
 
 
 def called_in_cpp(frame):
@@ -188,7 +288,7 @@ def _value_of(expression, frame):
     return getattr(module, expression.attr, None) if type(module) is types.ModuleType else None
 
 
-def _is_of_a_forward(frame):
+def is_of_a_forward(frame):
     return frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "palimpsest")
 
 
@@ -243,17 +343,17 @@ class Questions:
             self._restore()
 
     def _hear_call(self, frame, event, argument):
-        if not _is_of_a_forward(frame):
+        if not is_of_a_forward(frame):
             return None
         frame.f_trace_lines = False
         return self._hear
 
     def _hear(self, frame, event, argument):
-        if event == "return" and _is_of_a_forward(frame):
+        if event == "return" and is_of_a_forward(frame):
             self._look_at(frame)
             if any(map(self._may_be_none, self._stand_ins(argument))):
                 frame = frame.f_back
-                while frame is not None and not _is_of_a_forward(frame):
+                while frame is not None and not is_of_a_forward(frame):
                     frame = frame.f_back
                 if frame is not None:
                     self._look_at(frame, is_maker=True)
@@ -266,20 +366,21 @@ class Questions:
         while frame is not None and not isinstance(frame.f_locals.get("self") if frame.f_code.co_name == "trace" else None,
                                                    fx.Tracer):
             self._look_at(frame, is_maker, may_be_none and self._restore is None)
-            is_maker = is_maker and not _is_of_a_forward(frame)
+            is_maker = is_maker and not is_of_a_forward(frame)
             frame = frame.f_back
 
     def _look_at(self, frame, is_maker=False, is_deaf=False):
         """is_maker: the function makes or gets a value that may be None now. is_deaf: one does, and nobody hears of its end."""
         if frame.f_code in self._quiet:
             return
-        asked = _questions(frame.f_code) if _is_of_a_forward(frame) else None
+        asked = _questions(frame.f_code) if is_of_a_forward(frame) else None
         if asked is None:
             self._quiet.add(frame.f_code)
             return
-        of_none, of_any, of_part = asked
+        of_none, of_any, of_part, of_chain = asked
         values = frame.f_locals
-        if any(self._stand_ins(values.get(name)) for name in of_any):
+        if any(self._stand_ins(values.get(name)) for name in of_any) \
+                or any(_reaches_tensor(values.get(name), path) >= least for name, path, least in of_chain):
             self._problem("its forward asks for the type of a value, an attribute, or whether two are one")
         elif (is_deaf and (of_none or of_part)) or (is_maker and not all(self._is_own(frame, *root) for root in of_part)) \
                 or any(self._may_be_none(value) for name in (*of_none, *(root for root, _ in of_part))

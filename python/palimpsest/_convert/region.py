@@ -236,7 +236,10 @@ def make_plan(module, settings, constants):
     graph.lint()
     code = graph.python_code("self")
     namespace = dict(code.globals)
-    exec(compile(code.src, f"<palimpsest: {type(module).__name__}.forward>", "exec"), namespace)
+    try:
+        exec(compile(code.src, f"<palimpsest: {type(module).__name__}.forward>", "exec"), namespace)
+    except (SyntaxError, NameError):  # a constant whose repr() is no code
+        return own, []
     return namespace["forward"], layers
 
 

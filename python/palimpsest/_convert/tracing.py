@@ -2,8 +2,12 @@
 import argparse
 import collections
 import contextlib
+import copy
 import dataclasses
+import enum
 import inspect
+import itertools
+import keyword
 import operator
 import random
 import sys
@@ -43,9 +47,35 @@ def saved_tensors_hooks():
 # ---- Values
 
 
+def _refusal(problem):
+    def refuse(self, *_):
+        self.tracer.refuse(problem)
+    return refuse
+
+
 class _Untyped:
     """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one. torch's functions
-    in C++ ask, too, before they leave the call to the stand-in."""
+    in C++ ask, too, before they leave the call to the stand-in. Nor has it a number, a length or a text, or attributes to set."""
+
+    __int__ = __float__ = __complex__ = _refusal("its forward makes a number of a value")
+    __len__ = _refusal("its forward asks for the length of a value")
+    __delattr__ = _refusal("its forward deletes an attribute of a value")
+
+    def __setattr__(self, name, value):
+        if questions.is_of_a_forward(sys._getframe(1)):
+            self.tracer.refuse(f"its forward sets {name} of a value")
+        super().__setattr__(name, value)
+
+    def __hash__(self):
+        if questions.is_of_a_forward(sys._getframe(1)):
+            self.tracer.refuse("its forward looks a value up")
+        return id(self)
+
+    def __repr__(self):
+        frame = sys._getframe(1)
+        if questions.is_of_a_forward(frame) and not questions.only_says(frame):
+            self.tracer.refuse("its forward makes text of a value")
+        return super().__repr__()
 
     @property
     def __class__(self):
@@ -153,7 +183,23 @@ class _Tracer(fx.Tracer):
         return node
 
     def create_arg(self, a):
-        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
+        kind = type(a)
+        if issubclass(kind, fx.Proxy):
+            return a.node
+        if kind is collections.OrderedDict:
+            return self.create_node("call_function", kind, ([(self.create_arg(k), self.create_arg(v)) for k, v in a.items()],), {})
+        if not _has_code(a):
+            self.refuse(f"its forward passes on or returns a value of {kind.__name__}")
+        plain = next((p for p in (float, int, complex, str) if issubclass(kind, p)), None)
+        if plain is not None and kind is not bool and not issubclass(kind, enum.Enum):
+            a = plain(a)  # np.float64(1.5) would be code, with a name that it lacks
+        return super().create_arg(a)
+
+    def to_bool(self, obj):
+        self.refuse("its forward branches on a value")
+
+    def iter(self, obj):
+        self.refuse("its forward takes as many parts as a value has")
 
     def proxy(self, node):
         return (_Value if layers.parts_of_split(node) is None else _Parts)(node, self)
@@ -180,6 +226,18 @@ class _Tracer(fx.Tracer):
                 or type(module).__module__.startswith(("palimpsest.", "inplace_abn")))
 
 
+def _has_code(value):
+    """Whether torch.fx writes code that makes an equal value of the same type."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        return kind is dict and not any(isinstance(k, enum.Enum) for k in value)
+    if issubclass(kind, (list, tuple)):
+        return kind in (list, tuple, torch.Size, fx.immutable_collections.immutable_list) or hasattr(kind, "_fields")
+    if isinstance(value, enum.Flag):
+        return False
+    return isinstance(value, type) or not dataclasses.is_dataclass(value) or all(f.init for f in dataclasses.fields(value))
+
+
 class _OwnTensors(TorchFunctionMode):
     """Refuses a forward that computes with tensors of the module now, rather than when the graph runs."""
 
@@ -200,8 +258,10 @@ class _OwnTensors(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _without_surroundings(tracer):
-    """Refuses a forward that asks for what may be another when the graph runs."""
+    """Refuses a forward that asks for what may be another when the graph runs, or that sets the state of torch's generators."""
     places = [(torch, "is_autocast_enabled"), (torch, "is_autocast_cpu_enabled")]
+    places += [(place, name) for place in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")]
+    places += [(torch.random, "fork_rng"), (torch.cuda, "manual_seed"), (torch.cuda, "manual_seed_all")]
     places += [(torch.distributed, name) for name in ("is_initialized", "get_rank", "get_world_size")
                if hasattr(torch.distributed, name)]
     originals = [getattr(place, name) for place, name in places]
@@ -209,7 +269,7 @@ def _without_surroundings(tracer):
     def refusing(name, original):
         def ask(*arguments, **keywords):
             if tracer.is_tracing():
-                tracer.refuse(f"its forward asks {name}")
+                tracer.refuse(f"its forward calls {name}")
             return original(*arguments, **keywords)
         return ask
 
@@ -291,6 +351,74 @@ def _restored(before):
     return changed
 
 
+_MOST_VALUES_WATCHED = 65536  # of an array of numpy
+
+
+def held_states(modules):
+    """(name, state, function that gives it, function that sets it) of generators, counters, arrays and objects with slots that
+    are attributes of the modules, or of simple objects and in containers there."""
+    found = {}
+    for module in modules:
+        for name, value in _own(module).items():
+            held = [value, *(part for container in containers_of(value) for part in contents_of(container))]
+            if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, (nn.Module, torch.Tensor, type)):
+                held += vars(value).values()
+            found.update({id(part): (name, state) for part in held if (state := _held_state(part)) is not None})
+    return [(name, get(), get, set_) for name, (get, set_) in found.values()]
+
+
+def _held_state(value):
+    numpy = sys.modules.get("numpy")
+    kind = type(value)
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    if isinstance(value, torch.Generator):
+        return lambda: value.get_state().tolist(), lambda state: value.set_state(torch.tensor(state, dtype=torch.uint8))
+    if kind is itertools.count:
+        return lambda: repr(value), None
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if value.size > _MOST_VALUES_WATCHED or value.dtype.hasobject:
+            return None
+        return value.tobytes, lambda state: value.__setitem__(..., numpy.frombuffer(state, value.dtype).reshape(value.shape))
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        return lambda: copy.deepcopy(value.bit_generator.state), lambda state: setattr(value.bit_generator, "state", state)
+    if numpy is not None and isinstance(value, numpy.random.RandomState):
+        return lambda: value.get_state(legacy=False), value.set_state
+    slots = [name for c in kind.__mro__ for name in _as_names(c.__dict__.get("__slots__", ())) if not name.startswith("__")]
+    if not slots or kind.__module__.partition(".")[0] in sys.stdlib_module_names | {"torch", "numpy"}:
+        return None
+
+    def set_slots(state):
+        for name, part in state.items():
+            object.__setattr__(value, name, part)
+
+    return lambda: {name: getattr(value, name) for name in slots if hasattr(value, name)}, set_slots
+
+
+def _as_names(slots):
+    return [slots] if isinstance(slots, str) else list(slots)
+
+
+def _is_same_state(a, b):
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_is_same_state(a[k], b[k]) for k in a)
+    if isinstance(a, (int, float, str, bytes, tuple, list)):
+        return a is b or bool(a == b)
+    tobytes = getattr(a, "tobytes", None)
+    return a is b if tobytes is None else tobytes() == b.tobytes()
+
+
+def put_back(states):
+    """Of held_states(): puts back the states that are others than before. Returns the name of one of them, or None."""
+    moved = None
+    for name, was, get, set_ in states:
+        if not _is_same_state(was, get()):
+            moved = moved or name
+            if set_ is not None:
+                set_(was)
+    return moved
+
+
 def _random_states():
     """(state, function that sets it) of each source of random numbers."""
     states = [(torch.get_rng_state(), torch.set_rng_state), (random.getstate(), random.setstate)]
@@ -323,18 +451,20 @@ def trace(module, opaque=(), constants=None):
     with lock:
         tracer = _Tracer(set(opaque))
         tracer.traced_func_name = FORWARD if hasattr(module, FORWARD) else "forward"
-        before, numbers = _state(module.modules()), _random_states()
+        before, held, numbers = _state(module.modules()), held_states(module.modules()), _random_states()
         graph, problem = _graph(tracer, module, constants)
-        changed = _restored(before)
+        changed, moved = _restored(before), put_back(held)
         drew = False
         for (was, restore), (now, _) in zip(numbers, _random_states()):
             if not (torch.equal(was, now) if isinstance(was, torch.Tensor) else was == now):
                 drew = True
                 restore(was)
-    if problem is None and changed:
-        problem = f"its forward sets {changed}"
+    if problem is None and (changed or moved):
+        problem = f"its forward sets {changed or moved}"
     if problem is None and drew:
         problem = "its forward draws random numbers to decide"
+    if problem is None and any(map(keyword.iskeyword, _names_in(graph))):
+        problem = "a word of Python is the name of one of its parts"
     if problem is not None:
         raise NotTraceable(problem)
     names = list(inspect.signature(getattr(module, tracer.traced_func_name)).parameters)
@@ -351,6 +481,10 @@ def trace(module, opaque=(), constants=None):
                 if argument.op != "placeholder" and not argument.users:
                     graph.erase_node(argument)
     return graph
+
+
+def _names_in(graph):
+    return itertools.chain.from_iterable(n.target.split(".") for n in graph.nodes if n.op in ("call_module", "get_attr"))
 
 
 def usual_call(module):
