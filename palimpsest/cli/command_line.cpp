@@ -188,10 +188,11 @@ void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
   }
 }
 
-/// Returns the configuration in a checkpoint, as TOML.
-std::string stored_config(const std::string& checkpoint) {
+/// Returns the configuration in a checkpoint, as TOML; nothing if it holds none and a file names its model.
+std::optional<std::string> stored_config(const std::string& checkpoint, bool has_file) {
   const auto metadata = train::read_checkpoint_metadata(checkpoint);
   const auto config = metadata.find("config");
+  if (config == metadata.end() && has_file) return std::nullopt;
   if (config == metadata.end())
     throw Error(ErrorKind::kCheckpoint,
                 checkpoint +
@@ -318,19 +319,19 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
     if (resumes) read_resumed(options, flags_alone.output.folder);
   }
   // import reads files of other programs.
-  const bool is_stored =
-      !options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport;
-  if (is_stored)
-    read_stored_toml(options, stored_config(options.run.checkpoint), name_of_stored(options.run.checkpoint));
+  std::optional<std::string> in_checkpoint;
+  if (!options.run.checkpoint.empty() && options.run.command != Command::kImport)
+    in_checkpoint = stored_config(options.run.checkpoint, /*has_file=*/!config.empty());
+  const bool is_stored = in_checkpoint.has_value();
+  if (is_stored) read_stored_toml(options, *in_checkpoint, name_of_stored(options.run.checkpoint));
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);
   const Options before = options;
-  if (options.run.command == Command::kInfo && !options.run.checkpoint.empty() && config.empty())
-    refuse_stored(flags, options.run.checkpoint);
+  if (options.run.command == Command::kInfo && is_stored) refuse_stored(flags, options.run.checkpoint);
   for (const FlagValue& flag : flags) set_text(options, *flag.setting, flag.text, flag.name());
   options.run.resume = flags_alone.run.resume;
   if (options.run.small && !continues) fit_warmup(options, before);
-  if (options.run.command == Command::kEval) exchange_activation(options, before);
+  if (options.run.command == Command::kEval) exchange_activation(options, is_stored ? resumed : before);
   if (!is_stored && !continues) complete_activation(options);
   complete_strategies(options);
   if (continues) check_resumed(options, resumed);

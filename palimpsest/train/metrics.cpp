@@ -189,8 +189,9 @@ Metrics MetricsAccumulator::result() const {
     const int64_t hit = confusion_[k * classes_ + k], united = truth + predicted - hit;
     hits += hit;
     pixels += truth;
-    metrics.class_iou.push_back(share(hit, united));
-    if (united > 0) {
+    const bool counts = k != ignore_id_ && united > 0;
+    metrics.class_iou.push_back(counts ? share(hit, united) : kNothing);
+    if (counts) {
       ++present;
       sum += metrics.class_iou.back();
     }

@@ -11,8 +11,8 @@ namespace palimpsest::train {
 /// Results of an evaluation; only the fields of the task are set. A value without data (no valid pixel, no
 /// image) is NaN, and null in log.jsonl.
 struct Metrics {
-  double mean_iou = 0;            ///< over the classes that occur in truth or prediction, in [0, 1]
-  std::vector<double> class_iou;  ///< NaN for a class that does not occur
+  double mean_iou = 0;            ///< over the classes of class_iou that are not NaN, in [0, 1]
+  std::vector<double> class_iou;  ///< NaN for a class that does not occur, and for the ignored one
   double pixel_accuracy = 0;      ///< share of valid pixels whose class is predicted
   double top1 = 0, top5 = 0;      ///< in [0, 1]
 };

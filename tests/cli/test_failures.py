@@ -124,6 +124,36 @@ def test_a_configuration_inside_a_checkpoint_may_be_replaced(trained):
     assert result.stdout == run("eval", trained / "checkpoint.safetensors", "--json").stdout
 
 
+@pytest.fixture(scope="module")
+def trained_otherwise(tmp_path_factory):
+    """A run whose settings are not the defaults."""
+    folder = tmp_path_factory.mktemp("otherwise") / "run"
+    succeeds("train", *TINY, "--slope", "0.3", "--mean", "0,0,0", "--std", "1,1,1", "--output-stride", "8", "--output", folder)
+    return folder
+
+
+def test_a_file_adds_to_the_configuration_inside_a_checkpoint(trained_otherwise, folder):
+    """It takes the place of the settings that it names alone."""
+    flip = write(folder / "flip.toml", b"[eval]\nflip = true\n")
+    want = succeeds("eval", trained_otherwise, "--eval-flip", "--json").stdout
+    assert succeeds("eval", trained_otherwise, "--config", flip, "--json").stdout == want
+    assert succeeds("eval", trained_otherwise, "--json").stdout != want
+    shows = succeeds("info", trained_otherwise, "--config", flip).stdout
+    assert shows == succeeds("info", trained_otherwise).stdout
+    exported = folder / "exported.safetensors"
+    succeeds("export", trained_otherwise, "--config", flip, "--output", exported)
+    assert json.loads(succeeds("eval", exported, "--json").stdout) == json.loads(want)
+
+
+def test_predict_takes_bad_images_from_a_file(trained_otherwise, folder):
+    for name in ("bad.png", "good.png"):
+        write(folder / "images" / name, b"no image" if name == "bad.png" else png(np.zeros((40, 40, 3))))
+    skip = write(folder / "skip.toml", b'[data]\nbad_images = "skip"\n')
+    fails(DATA_ERROR, "predict", trained_otherwise, folder / "images", "--output", folder / "out")
+    said = succeeds("predict", trained_otherwise, folder / "images", "--output", folder / "out", "--overwrite", "--config", skip).stderr
+    assert "bad.png" in said and [path.name for path in (folder / "out").iterdir() if "good" in path.name]
+
+
 def test_predict_names_a_missing_image(trained, folder):
     fails(DATA_ERROR, "predict", trained / "checkpoint.safetensors", folder / "none.png", "--output", folder / "out",
           says=[folder / "none.png"])

@@ -47,6 +47,15 @@ TEST(Metrics, AClassThatIsOnlyPredictedCountsWithZero) {
   EXPECT_DOUBLE_EQ(metrics.result().mean_iou, (0.5 + 0) / 2);
 }
 
+TEST(Metrics, AnIgnoredClassIsLeftOutOfTheMean) {
+  MetricsAccumulator metrics(true, 3, /*ignore_id=*/0);
+  metrics.add(predicting({0, 1, 2, 2, 1}, 3), truth({1, 1, 2, 0, 0}));  // class 0 is predicted, too
+  const Metrics result = metrics.result();
+  EXPECT_TRUE(std::isnan(result.class_iou[0]));
+  EXPECT_DOUBLE_EQ(result.mean_iou, (0.5 + 1) / 2);
+  EXPECT_DOUBLE_EQ(result.pixel_accuracy, 2.0 / 3);
+}
+
 TEST(Metrics, AClassificationCountsItsConfusionIfAsked) {
   MetricsAccumulator metrics(/*segmentation=*/false, 3, -1, /*counts_pairs=*/true);
   const at::Tensor scores = at::eye(3).index_select(0, at::tensor({0, 2, 2, 1}));
