@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/demo.h"
 #include "palimpsest/cli/paper_rows.h"
 #include "palimpsest/cli/reproduce.h"
@@ -17,7 +18,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iostream>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -201,6 +204,23 @@ std::optional<std::string> stored_config(const std::string& checkpoint, bool has
   return config->second;
 }
 
+/// Reads the configuration in a checkpoint. Returns false, and says so, for one that cannot be read, such as that of a later
+/// version, where a file takes its place.
+bool read_stored(Options& options, const std::string& text, const std::string& checkpoint,
+                 const std::string& file) {
+  Options read = options;
+  try {
+    read_stored_toml(read, text, name_of_stored(checkpoint));
+  } catch (const Error& error) {
+    if (file.empty()) throw;
+    std::cerr << "palimpsest: " << printable(error.what()) << ": " << file << " alone describes the network"
+              << std::endl;
+    return false;
+  }
+  options = std::move(read);
+  return true;
+}
+
 /// Refuses flags of the network: they would describe another one than the checkpoint's.
 void refuse_stored(const std::vector<FlagValue>& flags, const std::string& checkpoint) {
   for (const FlagValue& flag : flags)
@@ -273,19 +293,19 @@ void fit_warmup(Options& options, const Options& recipe) {
 /// Checks the combinations. A contradiction within `stored`, the configuration in a checkpoint, is an error of the checkpoint.
 void check_with_stored(const Options& options, const Options& before, const Options& stored,
                        const std::filesystem::path& checkpoint) {
-  const auto complaint = [](const Options& checked, const Options& before) {
+  const auto complaint = [](const Options& checked, std::initializer_list<const Options*> earlier) {
     try {
-      check_combinations(checked, before);
+      check_combinations(checked, earlier);
     } catch (const Error& error) {
       return std::string(error.what());
     }
     return std::string();
   };
-  const std::string text = complaint(options, before);
+  const std::string text = complaint(options, {&stored, &before});
   if (text.empty()) return;
   Options alone = stored;
   complete_strategies(alone);
-  if (complaint(alone, alone) != text) throw Error(ErrorKind::kUsage, text);
+  if (complaint(alone, {&alone}) != text) throw Error(ErrorKind::kUsage, text);
   const std::string source = name_of_stored(checkpoint);
   throw Error(ErrorKind::kCheckpoint, text.starts_with(source) ? text : source + ": " + text);
 }
@@ -322,8 +342,8 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   std::optional<std::string> in_checkpoint;
   if (!options.run.checkpoint.empty() && options.run.command != Command::kImport)
     in_checkpoint = stored_config(options.run.checkpoint, /*has_file=*/!config.empty());
-  const bool is_stored = in_checkpoint.has_value();
-  if (is_stored) read_stored_toml(options, *in_checkpoint, name_of_stored(options.run.checkpoint));
+  const bool is_stored =
+      in_checkpoint && read_stored(options, *in_checkpoint, options.run.checkpoint, config);
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);
   const Options before = options;
@@ -340,7 +360,7 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
                       is_stored ? std::filesystem::path(options.run.checkpoint)
                                 : std::filesystem::path(flags_alone.output.folder) / train::kCheckpointFile);
   else
-    check_combinations(options, before);
+    check_combinations(options, {&before});
 }
 
 template <class Value>

@@ -290,13 +290,16 @@ void complete_strategies(Options& options) {
   for (auto& strategy : options.compare.strategies) complete("compare.strategies", strategy);
 }
 
-void check_combinations(const Options& options, const Options& before) {
+void check_combinations(const Options& options, std::initializer_list<const Options*> earlier) {
   for (const auto& [id, where] : options.given) {
     const Setting& s = setting(id);
     const std::string reason = void_reason(options, s);
     if (reason.empty()) continue;
-    const bool from_file = before.given.contains(id) && before.given.at(id) == where;
-    if (from_file && void_reason(before, s).empty()) continue;  // a flag overrode what it depended on
+    const bool was_of_use = std::any_of(earlier.begin(), earlier.end(), [&](const Options* before) {
+      const auto given = before->given.find(id);
+      return given != before->given.end() && given->second == where && void_reason(*before, s).empty();
+    });
+    if (was_of_use) continue;  // a later source overrode what it depended on
     refuse(std::string(where).append(" has no effect: it ").append(reason));
   }
   const auto given_at = [&](const char* id) {

@@ -145,6 +145,34 @@ def test_a_file_adds_to_the_configuration_inside_a_checkpoint(trained_otherwise,
     assert json.loads(succeeds("eval", exported, "--json").stdout) == json.loads(want)
 
 
+def test_a_file_may_change_what_stored_settings_depend_on(trained_otherwise, folder):
+    """As flags may: another activation has no slope, another kind of data no seed."""
+    root = folder / "data"
+    for part, pixels in (("val", np.zeros((40, 40, 3))), ("valannot", np.zeros((40, 40)))):
+        write(root / part / "a.png", png(pixels))
+    data = f'[data]\nkind = "segmentation_folder"\nroot = "{root}"\n'
+    for text, flags in (('[model]\nactivation = "relu"\n', ("--activation", "relu")),
+                        (data, ("--data", "segmentation_folder", "--data-root", root))):
+        file = write(folder / "other.toml", text.encode())
+        want = succeeds("eval", trained_otherwise, *flags, "--json").stdout
+        assert succeeds("eval", trained_otherwise, "--config", file, "--json").stdout == want
+    file = write(folder / "other.toml", b'[model]\nactivation = "relu"\nslope = 0.3\n')
+    fails(USAGE, "eval", trained_otherwise, "--config", file, says=[f"{file}:3: [model] slope has no effect"])
+
+
+def test_a_file_takes_the_place_of_a_configuration_that_cannot_be_read(trained, folder):
+    shutil.copytree(trained, folder / "run")
+    file = folder / "run/checkpoint.safetensors"
+    with safetensors.safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    metadata["config"] = metadata["config"].replace("[model]", "[model]\nof_a_later_version = 1", 1)
+    safetensors.numpy.save_file(safetensors.numpy.load_file(file), file, metadata)
+    fails(CHECKPOINT, "eval", file, says=["of_a_later_version"])
+    result = succeeds("eval", file, "--config", trained / "config.toml", "--json")
+    assert "of_a_later_version" in result.stderr and "alone describes the network" in result.stderr
+    assert result.stdout == succeeds("eval", trained, "--json").stdout
+
+
 def test_predict_takes_bad_images_from_a_file(trained_otherwise, folder):
     for name in ("bad.png", "good.png"):
         write(folder / "images" / name, b"no image" if name == "bad.png" else png(np.zeros((40, 40, 3))))

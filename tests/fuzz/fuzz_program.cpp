@@ -185,7 +185,7 @@ Target settings() {
     cli::read_stored_toml(read, text, "stored");
     const cli::Options before = read;
     cli::complete_strategies(read);
-    cli::check_combinations(read, before);
+    cli::check_combinations(read, {&before});
     cli::to_toml(read);
   };
   target.most_bytes = [](int64_t input) { return (int64_t{1} << 21) + 400 * input; };
