@@ -8,6 +8,7 @@ import enum
 import itertools
 import logging
 import random
+import types
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def converted(model, *example):
 
 
 def assert_close(a, b):
-    torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10, equal_nan=True)
 
 
 # ---- Questions that have another answer
@@ -123,6 +124,29 @@ def _named_by_text(m, x):
     return m.body(x) * m.by_text.get(key, 1.0)
 
 
+def _entry_or(m, x):
+    try:
+        scale = x[1]
+    except IndexError:
+        scale = 3.0
+    return m.body(x[0]) * scale
+
+
+def _get(entries, key, default):
+    try:
+        return entries[key]
+    except KeyError:
+        return default
+
+
+def _asserts_text(m, x):
+    try:
+        assert str(x.dtype) != "torch.float64"
+    except AssertionError:
+        return m.body(x) * 2
+    return m.body(x)
+
+
 ANSWERS = {
     "a number in a set": (lambda m, x: m.body(x) * (3 if x.dim() in {3, 4} else 1), X),
     "a type in a set": (lambda m, x: m.body(x) * (3 if x.dtype in {torch.float16, torch.float64} else 1), X),
@@ -141,6 +165,10 @@ ANSWERS = {
     "the gradient of a weight": (_gradient_of_a_weight, X),
     "the type of a weight": (_type_of_a_weight, X),
     "an attribute of a weight": (_attribute_of_a_weight, X),
+    "whether it can be called": (lambda m, x: m.body(x) * (2 if callable(x) else 3), X),
+    "an entry of a list that is missing": (_entry_or, [X]),
+    "a key that a function looks for": (lambda m, x: m.body(x["x"]) * _get(x, "scale", 3.0), {"x": X}),
+    "a text that an assertion compares": (_asserts_text, X),
 }
 
 
@@ -166,7 +194,48 @@ def _says(m, x):
     if m.training is None:
         raise ValueError(f"no mode for {x.shape}")
     assert m.training is not None, f"of {x.shape}"
+    message = f"bad input {x.shape}"
+    if m.training: print(x.shape)  # noqa: E701
+    assert m.training is not None, message
+    if m.training is None:
+        raise ValueError(message)
     return m.body(x)
+
+
+def _catches_in_a_dict(m, x):
+    values = {"a": x}
+    try:
+        x = values["a"] * 2
+    except KeyError:
+        pass
+    return m.body(x)
+
+
+def _has_tied_weights(m, x):
+    return m.body(x) * (1 if m.conv.weight is m.other.weight else 2)
+
+
+def _asks_itself(m, x):
+    return m.body(x) * getattr(m, "scale", 2.0) * (1 if m.conv.bias is None else 3)
+
+
+@pytest.mark.parametrize("forward", [_catches_in_a_dict, _has_tied_weights, _asks_itself])
+def test_questions_with_an_answer_keep_the_graph(forward):
+    model = Block(forward, other=nn.Conv2d(3, 4, 1))
+    for _ in range(2):
+        other, report = converted(model)
+        assert report.converted == ["bn"]
+        assert_close(model(X), other(X))
+        model.other.weight = model.conv.weight
+
+
+def test_a_lambda_without_source_asks_with_a_default():
+    forwards = {"one":
+        (lambda m, x: m.body(x) * getattr(x, "scale", 3.0),
+         1)}
+    model = Block(forwards["one"][0])
+    other, _ = converted(model)
+    assert_close(model(X), other(X))
 
 
 def test_text_for_a_person_keeps_the_graph(capsys):
@@ -235,6 +304,16 @@ def _next_of(array):
     return int(array[0]) % 2
 
 
+class PrivateArray:
+    __slots__ = ("__n",)
+
+    def __init__(self):
+        self.__n = np.zeros(1)
+
+    def next(self):
+        return _next_of(self.__n)
+
+
 STATES = {
     "random.Random": (lambda: random.Random(0), lambda s: s.random() < 0.5),
     "a generator of numpy": (lambda: np.random.default_rng(0), lambda s: s.random() < 0.5),
@@ -243,6 +322,10 @@ STATES = {
     "an array": (lambda: np.zeros(1), _next_of),
     "an object with slots": (Count, Count.next),
     "a generator in a list": (lambda: [random.Random(0)], lambda s: s[0].random() < 0.5),
+    "a generator in a tuple": (lambda: (random.Random(0),), lambda s: s[0].random() < 0.5),
+    "a method of a generator": (lambda: random.Random(0).random, lambda s: s() < 0.5),
+    "an array in a simple object": (lambda: types.SimpleNamespace(a=np.zeros(1)), lambda s: _next_of(s.a)),
+    "an array in private slots": (PrivateArray, PrivateArray.next),
     "itertools.count": (itertools.count, lambda s: next(s) % 2),
 }
 
@@ -260,6 +343,70 @@ def test_a_state_decides_in_each_forward(name, proved):
         assert len(set(outs[1])) == 2
     else:
         assert outs[1] == pytest.approx(outs[0], rel=1e-12)
+
+
+class Meter:
+    __slots__ = ("average", "last")
+
+    def __init__(self, last):
+        self.average, self.last = 0.0, last
+
+
+@pytest.mark.parametrize("last", [0.0, np.float32(0), (np.zeros(3), 1), None])
+def test_an_object_with_slots_holds_no_stand_in_afterwards(last):
+    def forward(m, x):
+        y = m.body(x + torch.rand(()))
+        m.state.average = 0.9 * m.state.average + 0.1 * y.detach().mean()
+        m.state.last = y.detach().mean()
+        return y
+
+    model, other = Block(forward, state=Meter(last)), Block(forward, state=Meter(last))
+    torch.manual_seed(3)
+    palimpsest.convert(other)
+    drawn = torch.rand(())
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(()))
+    assert type(other.state.average) is float and other.state.last is last
+    results = []
+    for network in (model, other):
+        torch.manual_seed(3)
+        results.append(network(X))
+    assert_close(*results)
+    assert_close(model.state.average, other.state.average)
+
+
+class Unbound:
+    """As a context-local object outside of its context."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("not bound")
+
+
+class Raises:
+    __slots__ = ("x",)
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+class OfNoModule:
+    __slots__ = ("x",)
+
+
+OfNoModule.__module__ = None
+
+
+@pytest.mark.parametrize("value", [random.SystemRandom(), types.SimpleNamespace(a=Unbound()), Raises(), OfNoModule(),
+                                   np.ma.masked_array([1.0], [True]), np.array([object()]), np.zeros(0)],
+                         ids=lambda value: object.__getattribute__(value, "__class__").__name__
+                         if type(value) is not Unbound else "Unbound")
+@pytest.mark.parametrize("example", [(), (X,)])
+def test_attributes_that_the_forward_does_not_read(value, example):
+    model = Block(lambda m, x: m.body(x))
+    model.value = value
+    _, report = palimpsest.convert(model, *example)
+    assert report.converted == ["bn"]
 
 
 def test_a_forward_that_sets_the_seed_runs_itself():
@@ -286,7 +433,8 @@ class Flags(enum.IntFlag):
 
 
 @pytest.mark.parametrize("factor, keeps", [(np.sqrt(2), True), (np.float64(0.5), True), (Level.P3, True),
-                                           (Flags.A | Flags.B, False)])
+                                           (Flags.A | Flags.B, False),
+                                           (complex(0, float("inf")), False)])
 def test_constants_of_other_types(factor, keeps):
     model = Block(lambda m, x: m.body(x) * m.factor, factor=factor)
     other, report = converted(model)
@@ -351,6 +499,17 @@ def test_an_output_has_its_type(name):
     assert type(got) is type(want)
     assert_close(of(want), of(got))
     assert report.converted == ["bn"] * keeps
+
+
+def test_an_ordered_dict_that_is_returned_twice_is_one():
+    def forward(m, x):
+        out = collections.OrderedDict(out=m.body(x))
+        return out, out
+
+    other, report = converted(Block(forward))
+    assert report.converted == ["bn"]
+    first, second = other(X)
+    assert first is second
 
 
 def test_an_ordered_dict_may_be_written_over_by_the_caller():

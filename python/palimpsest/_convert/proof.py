@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from palimpsest import memory
-from palimpsest._convert import tracing
+from palimpsest._convert import states
 from palimpsest._convert.options import BESIDE_LAYERS
 
 # (share of a tensor's own norm, share of the norm of all) by which it may differ: f64 tells a wrong graph from rounding, and
@@ -62,13 +62,13 @@ _PACKAGES_OF_THE_PROGRAM = {*sys.stdlib_module_names, "torch", "numpy", "palimps
 
 def _table_of(value):
     """The dict, list or set that holds what a value consists of, or None."""
-    if isinstance(value, (dict, list, set, collections.deque)):
+    kind = type(value)  # isinstance() would ask the object
+    if issubclass(kind, (dict, list, set, collections.deque)):
         return value
-    is_program = str(type(value).__module__).partition(".")[0] in _PACKAGES_OF_THE_PROGRAM
-    if is_program and not isinstance(value, (nn.Module, types.SimpleNamespace)):
+    is_program = str(kind.__module__).partition(".")[0] in _PACKAGES_OF_THE_PROGRAM
+    if is_program and not issubclass(kind, (nn.Module, types.SimpleNamespace)):
         return None
-    attributes = getattr(value, "__dict__", None)
-    return attributes if isinstance(attributes, dict) else None
+    return states.attributes_of(value)
 
 
 def _contents(table):
@@ -85,20 +85,21 @@ class _Unchanged:
 
     def __enter__(self):
         self.tensors, self.tables, self.generators = [], [], []
-        self.held = tracing.held_states(self.model.modules())
+        self.held = states.held_by(list(self.model.modules()))
         seen, stack = set(), [self.model]
         while stack:
             value = stack.pop()
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if isinstance(value, torch.Tensor):
+            kind = type(value)
+            if issubclass(kind, torch.Tensor):
                 if value.layout is torch.strided and not value.is_meta:
                     grad = value.grad if value.is_leaf else None
                     self.tensors.append((value, value.data, value.detach().clone(), grad))
-            elif isinstance(value, torch.Generator):
+            elif issubclass(kind, torch.Generator):
                 self.generators.append((value, value.get_state()))
-            elif isinstance(value, tuple):
+            elif issubclass(kind, tuple):
                 stack.extend(value)
             elif (table := _table_of(value)) is not None:
                 self.tables.append((table, dict(table) if isinstance(table, dict) else list(table)))
@@ -123,7 +124,7 @@ class _Unchanged:
                 tensor.grad = grad
         for generator, state in self.generators:
             generator.set_state(state)
-        tracing.put_back(self.held)
+        states.put_back(self.held)
         self.torch_random.__exit__(*error)
         random.setstate(self.python_random)
         if self.numpy_random is not None:

@@ -59,7 +59,7 @@ def _is_of_match(instruction):
 def _asks(code):
     comprehensions = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name in _COMPREHENSIONS]
     return any(_is_question(i) or _is_of_match(i) for i in dis.get_instructions(code)) \
-        or not {"type", "hasattr"}.isdisjoint(code.co_names) or any(map(_asks, comprehensions))
+        or not {"type", "hasattr", "callable"}.isdisjoint(code.co_names) or any(map(_asks, comprehensions))
 
 
 def _may_ask(code):
@@ -68,11 +68,23 @@ def _may_ask(code):
     return "getattr" in code.co_names or any(map(_catches, dis.get_instructions(code))) or any(map(_may_ask, comprehensions))
 
 
+def _given_to_getattr(code):
+    """The variables whose attributes code without source may ask for with a default."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN", "PUSH_NULL")]
+    names = set()
+    for instruction, next_one in zip(instructions, instructions[1:]):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "getattr":
+            is_name = next_one.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+            name = next_one.argval
+            names |= {name[0] if isinstance(name, tuple) else name} if is_name else set(code.co_varnames)
+    return frozenset(names)
+
+
 def _questions_in_bytecode(code):
     """_questions() of a lambda within an expression, and of code without source: it may be asked of more variables."""
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN")]
     of_none, of_part = set(), set()
-    asks_for_types = any(map(_is_of_match, instructions)) or not {"type", "hasattr", "getattr"}.isdisjoint(code.co_names)
+    asks_for_types = any(map(_is_of_match, instructions)) or not {"type", "hasattr", "callable", "getattr"}.isdisjoint(code.co_names)
     of_any = set(code.co_varnames) if asks_for_types else set()
     for at, instruction in enumerate(instructions):
         if not _is_question(instruction):
@@ -126,27 +138,50 @@ def _bindings_out_of_sight(tree, name):
                 yield _UNKNOWN
 
 
-_SAYING = frozenset("print _assert _check assert_ check warn debug info warning error exception critical log write".split())
+_SAYING = frozenset("""print _assert _check assert_ check warn warn_once warning warning_once rank_zero_warn debug debug_once
+info info_once rank_zero_info error exception critical log write""".split())
+
+
+def _says(statement):
+    """Whether a statement is an error, a check or a message."""
+    if isinstance(statement, ast.Raise):
+        return True
+    call = statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
+    return getattr(call, "attr", getattr(call, "id", None)) in _SAYING
+
+
+def _range(part):
+    return (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
 
 @functools.lru_cache(maxsize=4096)
 def _statements(code):
-    """(first line, last line, whether it only says something) of each part of a function that has no statements within."""
+    """(indentation of the source, parts of a function without statements within as (begin, end, whether it only says something)),
+    with places as (line, column)."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        source = inspect.getsource(code)
+        tree = ast.parse(textwrap.dedent(source))
     except (OSError, SyntaxError, ValueError):
-        return ()
+        return 0, ()
+    statements = [part for part in ast.walk(tree) if isinstance(part, ast.stmt)]
+    heard = {id(name) for part in statements if _says(part) or isinstance(part, ast.Assert)
+             for name in ast.walk(part.msg or part.test if isinstance(part, ast.Assert) else part)}
+    unheard = {part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+               and id(part) not in heard}
     found = []
-    for part in ast.walk(tree):
-        if not isinstance(part, ast.stmt):
-            continue
-        call = part.value.func if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) else None
-        says = isinstance(part, (ast.Raise, ast.Assert)) or getattr(call, "attr", getattr(call, "id", None)) in _SAYING
-        heads = [part] if not hasattr(part, "body") else \
-            [head for field in ("test", "iter", "subject", "items") for head in _as_list(getattr(part, field, []))]
-        heads = [getattr(head, "context_expr", head) for head in heads]
-        found += [(head.lineno, head.end_lineno, says) for head in heads]
-    return tuple(found)
+    for part in statements:
+        if isinstance(part, ast.Assert):
+            found += [(*_range(part.test), False), *[(*_range(part.msg), True)] * bool(part.msg)]
+        elif hasattr(part, "body"):
+            heads = [head for field in ("test", "iter", "subject", "items") for head in _as_list(getattr(part, field, []))]
+            found += [(*_range(getattr(head, "context_expr", head)), False) for head in heads]
+        else:
+            # A text in a variable that is only read to say it.
+            is_kept = isinstance(part, ast.Assign) and all(isinstance(t, ast.Name) and t.id not in unheard for t in part.targets)
+            found.append((*_range(part), _says(part) or is_kept))
+    dedented = textwrap.dedent(source)
+    indentation = (len(source) - len(source.lstrip())) - (len(dedented) - len(dedented.lstrip()))
+    return indentation, tuple(found)
 
 
 def _as_list(value):
@@ -155,9 +190,19 @@ def _as_list(value):
 
 def only_says(frame):
     """Whether what a function does now is an error, a check or a message: the text of a value is for a person to read."""
-    line = frame.f_lineno - frame.f_code.co_firstlineno + 1
-    here = [says for first, last, says in _statements(frame.f_code) if first <= line <= last]
-    return bool(here) and all(here)
+    code, (indentation, statements) = frame.f_code, _statements(frame.f_code)
+    first = last = frame.f_lineno
+    begin = end = None
+    if hasattr(code, "co_positions"):  # from Python 3.11 on
+        first, last, begin, end = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+    if None in (first, last, begin, end):
+        line = frame.f_lineno - code.co_firstlineno + 1
+        here = [says for (begin, _), (end, _), says in statements if begin <= line <= end]
+        return bool(here) and all(here)
+    before = code.co_firstlineno - 1
+    start, stop = (first - before, begin - indentation), (last - before, end - indentation)
+    around = [(begin, end, says) for begin, end, says in statements if begin <= start and stop <= end]
+    return bool(around) and max(around)[2]  # the innermost one begins last
 
 
 def _chain(expression):
@@ -191,20 +236,29 @@ def _reaches_tensor(value, path):
     return -1
 
 
+_ERRORS_OF_ACCESS = frozenset("KeyError IndexError LookupError AttributeError TypeError Exception BaseException".split())
+
+
+def _catches_access(handler):
+    """Whether an except clause catches the errors of an entry or attribute that is missing."""
+    kinds = _as_list(getattr(handler.type, "elts", handler.type))
+    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", None)) in _ERRORS_OF_ACCESS for kind in kinds)
+
+
 def _caught(tree):
-    """The statements whose errors a function may catch."""
+    """The statements of which a function may catch an error of access."""
     for part in ast.walk(tree):
         calls = [item.context_expr for item in part.items] if isinstance(part, ast.With) else []
-        if isinstance(part, (ast.Try, getattr(ast, "TryStar", ast.Try))) and part.handlers or any(
+        if isinstance(part, (ast.Try, getattr(ast, "TryStar", ast.Try))) and any(map(_catches_access, part.handlers)) or any(
                 isinstance(call, ast.Call) and "suppress" in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))
                 for call in calls):
             yield from part.body
 
 
 def _asked_by_errors(tree):
-    """The names of variables of which a function may ask by an error whether they have a key or an attribute."""
+    """The names of variables of which a function may ask by an error whether they have an entry or an attribute."""
     for part in itertools.chain.from_iterable(map(ast.walk, _caught(tree))):
-        if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and isinstance(part.slice.value, str) \
+        if isinstance(part, ast.Subscript) and isinstance(part.slice, (ast.Constant, ast.Name)) \
                 or isinstance(part, ast.Attribute) and not hasattr(torch.Tensor, part.attr):
             if isinstance(part.value, ast.Name):
                 yield part.value.id
@@ -214,18 +268,20 @@ def _asked_by_errors(tree):
 def _questions(code):
     """(names of variables that a function compares to a constant by `is`, names of which it asks the type, an attribute or
     whether two are one, _root() of each part of something or result of a call that it compares, _chain()s of which it asks
-    something, with the number of their parts behind a tensor that make it a question), or None if it asks nothing."""
+    something, with the number of their parts behind a tensor that make it a question, names of which it may ask by an error
+    whether they have an entry), or None if it asks nothing."""
     asks = _asks(code)
     if not asks and not _may_ask(code):
         return None
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError, ValueError):
-        return (*_questions_in_bytecode(code), frozenset()) if asks else None
-    of_none, of_part, of_chain = set(), set(), set()
-    of_any = set(_asked_by_errors(tree))
+        of_none, of_any, of_part = _questions_in_bytecode(code) if asks else [frozenset()] * 3
+        return of_none, of_any | _given_to_getattr(code), of_part, frozenset(), \
+            frozenset(code.co_varnames if any(map(_catches, dis.get_instructions(code))) else ())
+    of_none, of_any, of_part, of_chain = set(), set(), set(), set()
     for part in ast.walk(tree):
-        if _is_call_of(part, "type", "hasattr") or _is_call_of(part, "getattr") and len(part.args) > 2:
+        if _is_call_of(part, "type", "hasattr", "callable") or _is_call_of(part, "getattr") and len(part.args) > 2:
             of_any |= _names(part.args[0])
             of_chain.add((_chain(part.args[0]), 0))
         elif isinstance(part, ast.Match):
@@ -239,7 +295,7 @@ def _questions(code):
                 of_part.add(_root(part.subject))
         elif isinstance(part, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in part.ops):
             values = [v for v in (part.left, *part.comparators) if not isinstance(v, ast.Constant)]
-            of_chain |= {(_chain(value), 2 - min(len(values), 2)) for value in values}
+            of_chain |= {(_chain(value), 1) for value in values}  # two parameters of modules are one if they were
             for value in values:
                 if isinstance(value, ast.Attribute) or _is_call_of(value, "getattr"):
                     of_any |= _names(value if isinstance(value, ast.Attribute) else value.args[0])
@@ -249,7 +305,7 @@ def _questions(code):
                     of_part.add(_root(value))
     of_part |= {root for name in of_none for root in _bindings_out_of_sight(tree, name)}
     of_chain = {(*chain, least) for chain, least in of_chain if chain is not None}
-    return frozenset(of_none), frozenset(of_any), frozenset(of_part), frozenset(of_chain)
+    return frozenset(of_none), frozenset(of_any), frozenset(of_part), frozenset(of_chain), frozenset(_asked_by_errors(tree))
 
 
 def called_in_cpp(frame):
@@ -377,9 +433,10 @@ class Questions:
         if asked is None:
             self._quiet.add(frame.f_code)
             return
-        of_none, of_any, of_part, of_chain = asked
+        of_none, of_any, of_part, of_chain, of_entries = asked
         values = frame.f_locals
         if any(self._stand_ins(values.get(name)) for name in of_any) \
+                or any(issubclass(type(values.get(name)), fx.Proxy) for name in of_entries) \
                 or any(_reaches_tensor(values.get(name), path) >= least for name, path, least in of_chain):
             self._problem("its forward asks for the type of a value, an attribute, or whether two are one")
         elif (is_deaf and (of_none or of_part)) or (is_maker and not all(self._is_own(frame, *root) for root in of_part)) \

@@ -1,8 +1,8 @@
 """The graph of a module's forward, by torch.fx, and the conditions under which it stands for the forward."""
 import argparse
+import cmath
 import collections
 import contextlib
-import copy
 import dataclasses
 import enum
 import inspect
@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
-from palimpsest._convert import aliases, layers, questions
+from palimpsest._convert import aliases, layers, questions, states
 
 FORWARD = "_palimpsest_forward"  #: the name of a converted module's own forward
 CONSTANTS = (bool, int, float, str, type(None))
@@ -131,6 +131,7 @@ class _Tracer(fx.Tracer):
         self._opaque = opaque
         self._context = _context()
         self._thread = threading.get_ident()
+        self._ordered = {}  # by id, (OrderedDict, its contents, its node)
         self._made = {}  # by id, modules that the forward makes: nn.ReLU()(x)
         self.asked_by = None  #: the function in C++ that asked for a type, and is to make a node next
         self.problem = None  #: why there is no graph; the forward may have caught the error
@@ -186,14 +187,23 @@ class _Tracer(fx.Tracer):
         kind = type(a)
         if issubclass(kind, fx.Proxy):
             return a.node
-        if kind is collections.OrderedDict:
-            return self.create_node("call_function", kind, ([(self.create_arg(k), self.create_arg(v)) for k, v in a.items()],), {})
+        if kind is collections.OrderedDict and not vars(a):
+            return self._ordered_dict(a)
         if not _has_code(a):
             self.refuse(f"its forward passes on or returns a value of {kind.__name__}")
         plain = next((p for p in (float, int, complex, str) if issubclass(kind, p)), None)
         if plain is not None and kind is not bool and not issubclass(kind, enum.Enum):
             a = plain(a)  # np.float64(1.5) would be code, with a name that it lacks
         return super().create_arg(a)
+
+    def _ordered_dict(self, value):
+        """The node of an OrderedDict: the same for one that is used twice."""
+        contents = [(k, id(v)) for k, v in value.items()]
+        known = self._ordered.get(id(value))
+        if known is None or known[1] != contents:
+            parts = [(self.create_arg(k), self.create_arg(v)) for k, v in value.items()]
+            known = self._ordered[id(value)] = value, contents, self.create_node("call_function", type(value), (parts,), {})
+        return known[2]
 
     def to_bool(self, obj):
         self.refuse("its forward branches on a value")
@@ -233,9 +243,12 @@ def _has_code(value):
         return kind is dict and not any(isinstance(k, enum.Enum) for k in value)
     if issubclass(kind, (list, tuple)):
         return kind in (list, tuple, torch.Size, fx.immutable_collections.immutable_list) or hasattr(kind, "_fields")
-    if isinstance(value, enum.Flag):
+    if issubclass(kind, enum.Flag) or (issubclass(kind, complex) and not cmath.isfinite(value)):
         return False
-    return isinstance(value, type) or not dataclasses.is_dataclass(value) or all(f.init for f in dataclasses.fields(value))
+    if issubclass(kind, type) or not dataclasses.is_dataclass(kind):
+        return True
+    fields = dataclasses.fields(value)
+    return all(f.init for f in fields) and getattr(value, "__dict__", {}).keys() <= {f.name for f in fields}
 
 
 class _OwnTensors(TorchFunctionMode):
@@ -288,21 +301,23 @@ def _own(module):
 
 def containers_of(value, depth=4):
     """The lists, dicts, sets in a value, and the attributes of simple objects."""
-    if isinstance(value, (list, dict, set, collections.deque)):
+    kind = type(value)  # isinstance() would ask the object
+    if issubclass(kind, (list, dict, set, collections.deque)):
         yield value
     elif is_record(value):
         value = vars(value)
         yield value
-    elif not isinstance(value, tuple):
+    elif not issubclass(kind, tuple):
         return
     if depth:
-        for part in list(value.values() if isinstance(value, dict) else value):
+        for part in list(value.values() if issubclass(type(value), dict) else value):
             yield from containers_of(part, depth - 1)
 
 
 def is_record(value):
-    return hasattr(value, "__dict__") and not isinstance(value, type) and (
-        isinstance(value, (types.SimpleNamespace, argparse.Namespace)) or dataclasses.is_dataclass(value))
+    kind = type(value)
+    return states.attributes_of(value) is not None and (
+        issubclass(kind, (types.SimpleNamespace, argparse.Namespace)) or dataclasses.is_dataclass(kind))
 
 
 def contents_of(container):
@@ -323,9 +338,10 @@ def _state(modules):
         classes.update({c: None for c in type(module).__mro__[:-2] if not c.__module__.startswith("torch.")})
         for name, value in _own(module).items():
             found.update({id(c): (name, c) for c in containers_of(value)})
-            if hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type, types.FunctionType,
-                                                                     types.ModuleType)):
-                found[id(vars(value))] = (name, vars(value))
+            attributes = states.attributes_of(value)
+            if attributes is not None and not issubclass(type(value), (nn.Module, torch.Tensor, type, types.FunctionType,
+                                                                       types.ModuleType)):
+                found[id(attributes)] = (name, attributes)
     for kind in classes:
         for name, value in vars(kind).items():
             found.update({id(c): (name, c) for c in containers_of(value) if not name.startswith("__")})
@@ -349,74 +365,6 @@ def _restored(before):
         else:
             (container.update if isinstance(container, set) else container.extend)(contents)
     return changed
-
-
-_MOST_VALUES_WATCHED = 65536  # of an array of numpy
-
-
-def held_states(modules):
-    """(name, state, function that gives it, function that sets it) of generators, counters, arrays and objects with slots that
-    are attributes of the modules, or of simple objects and in containers there."""
-    found = {}
-    for module in modules:
-        for name, value in _own(module).items():
-            held = [value, *(part for container in containers_of(value) for part in contents_of(container))]
-            if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, (nn.Module, torch.Tensor, type)):
-                held += vars(value).values()
-            found.update({id(part): (name, state) for part in held if (state := _held_state(part)) is not None})
-    return [(name, get(), get, set_) for name, (get, set_) in found.values()]
-
-
-def _held_state(value):
-    numpy = sys.modules.get("numpy")
-    kind = type(value)
-    if isinstance(value, random.Random):
-        return value.getstate, value.setstate
-    if isinstance(value, torch.Generator):
-        return lambda: value.get_state().tolist(), lambda state: value.set_state(torch.tensor(state, dtype=torch.uint8))
-    if kind is itertools.count:
-        return lambda: repr(value), None
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        if value.size > _MOST_VALUES_WATCHED or value.dtype.hasobject:
-            return None
-        return value.tobytes, lambda state: value.__setitem__(..., numpy.frombuffer(state, value.dtype).reshape(value.shape))
-    if numpy is not None and isinstance(value, numpy.random.Generator):
-        return lambda: copy.deepcopy(value.bit_generator.state), lambda state: setattr(value.bit_generator, "state", state)
-    if numpy is not None and isinstance(value, numpy.random.RandomState):
-        return lambda: value.get_state(legacy=False), value.set_state
-    slots = [name for c in kind.__mro__ for name in _as_names(c.__dict__.get("__slots__", ())) if not name.startswith("__")]
-    if not slots or kind.__module__.partition(".")[0] in sys.stdlib_module_names | {"torch", "numpy"}:
-        return None
-
-    def set_slots(state):
-        for name, part in state.items():
-            object.__setattr__(value, name, part)
-
-    return lambda: {name: getattr(value, name) for name in slots if hasattr(value, name)}, set_slots
-
-
-def _as_names(slots):
-    return [slots] if isinstance(slots, str) else list(slots)
-
-
-def _is_same_state(a, b):
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_is_same_state(a[k], b[k]) for k in a)
-    if isinstance(a, (int, float, str, bytes, tuple, list)):
-        return a is b or bool(a == b)
-    tobytes = getattr(a, "tobytes", None)
-    return a is b if tobytes is None else tobytes() == b.tobytes()
-
-
-def put_back(states):
-    """Of held_states(): puts back the states that are others than before. Returns the name of one of them, or None."""
-    moved = None
-    for name, was, get, set_ in states:
-        if not _is_same_state(was, get()):
-            moved = moved or name
-            if set_ is not None:
-                set_(was)
-    return moved
 
 
 def _random_states():
@@ -451,9 +399,10 @@ def trace(module, opaque=(), constants=None):
     with lock:
         tracer = _Tracer(set(opaque))
         tracer.traced_func_name = FORWARD if hasattr(module, FORWARD) else "forward"
-        before, held, numbers = _state(module.modules()), held_states(module.modules()), _random_states()
+        held = states.held_by(list(module.modules()))
+        before, numbers = _state(module.modules()), _random_states()
         graph, problem = _graph(tracer, module, constants)
-        changed, moved = _restored(before), put_back(held)
+        changed, moved = _restored(before), states.put_back(held)
         drew = False
         for (was, restore), (now, _) in zip(numbers, _random_states()):
             if not (torch.equal(was, now) if isinstance(was, torch.Tensor) else was == now):
