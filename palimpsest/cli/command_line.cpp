@@ -204,8 +204,8 @@ std::optional<std::string> stored_config(const std::string& checkpoint, bool has
   return config->second;
 }
 
-/// Reads the configuration in a checkpoint. Returns false, and says so, for one that cannot be read, such as that of a later
-/// version, where a file takes its place.
+/// Reads the configuration in a checkpoint. Where there is a file of --config, returns false for one that
+/// cannot be read, such as that of a later version, and says so.
 bool read_stored(Options& options, const std::string& text, const std::string& checkpoint,
                  const std::string& file) {
   Options read = options;

@@ -241,8 +241,9 @@ void complete_strategies(Options& options);
 std::string resize_of(const Options& options);
 
 /// Throws Error(kUsage) for combinations that cannot work, and for a given setting that has no effect in
-/// combination with the others. `earlier` holds the options as they were before sources that count more (the flags, a file
-/// over a checkpoint's configuration): it is no error if those make a setting void that had an effect then.
+/// combination with the others. `earlier` holds the options as they were before sources that count more (the
+/// flags, or the file of --config over a checkpoint's configuration): it is no error if these make a setting
+/// void that had an effect then.
 void check_combinations(const Options& options, std::initializer_list<const Options*> earlier);
 
 }  // namespace palimpsest::cli

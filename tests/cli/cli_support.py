@@ -11,6 +11,7 @@ import tarfile
 import zlib
 
 import numpy as np
+import safetensors.numpy
 
 from forked import Forker
 
@@ -96,6 +97,15 @@ def png_size(path):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height, _, color = struct.unpack(">IIBB", data[16:26])
     return width, height, color
+
+
+def change_checkpoint(file, change):
+    """Calls change(tensors, metadata), which changes what the checkpoint holds, and writes it again."""
+    with safetensors.safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    tensors = safetensors.numpy.load_file(file)
+    change(tensors, metadata)
+    safetensors.numpy.save_file(tensors, file, metadata)
 
 
 def write(path, data):

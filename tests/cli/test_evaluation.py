@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from cli_support import (DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png, png_size, segmentation_folder,
-                         succeeds, write)
+from cli_support import (DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, change_checkpoint, fails, image_folder, png, png_size,
+                         segmentation_folder, succeeds, write)
 
 VIEWS = "--eval-scales 0.75,1.25 --eval-flip --window 32 --window-stride 20".split()
 
@@ -94,12 +94,11 @@ def damaged(run21, tmp_path_factory):
     """(run folder, data folder) of run21 with a NaN among the weights."""
     folder = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(run21[0], folder)
-    file = folder / "checkpoint.safetensors"
-    with safetensors.safe_open(file, "pt") as opened:
-        metadata = opened.metadata()
-    tensors = safetensors.torch.load_file(file)
-    next(tensor for name, tensor in tensors.items() if name.endswith("weight") and tensor.dim() == 4).view(-1)[0] = math.nan
-    safetensors.torch.save_file(tensors, file, metadata)
+
+    def damage(tensors, _):
+        next(value for name, value in tensors.items() if name.endswith("weight") and value.ndim == 4).flat[0] = math.nan
+
+    change_checkpoint(folder / "checkpoint.safetensors", damage)
     return folder, run21[1]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, environment, error_line,
-                         fails, image_folder, png, run, succeeds, write)
+from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, change_checkpoint,
+                         environment, error_line, fails, image_folder, png, run, succeeds, write)
 
 
 def limit_file_size(megabytes):
@@ -163,10 +163,8 @@ def test_a_file_may_change_what_stored_settings_depend_on(trained_otherwise, fol
 def test_a_file_takes_the_place_of_a_configuration_that_cannot_be_read(trained, folder):
     shutil.copytree(trained, folder / "run")
     file = folder / "run/checkpoint.safetensors"
-    with safetensors.safe_open(file, "np") as opened:
-        metadata = opened.metadata()
-    metadata["config"] = metadata["config"].replace("[model]", "[model]\nof_a_later_version = 1", 1)
-    safetensors.numpy.save_file(safetensors.numpy.load_file(file), file, metadata)
+    change_checkpoint(file, lambda _, metadata: metadata.update(
+        config=metadata["config"].replace("[model]", "[model]\nof_a_later_version = 1", 1)))
     fails(CHECKPOINT, "eval", file, says=["of_a_later_version"])
     result = succeeds("eval", file, "--config", trained / "config.toml", "--json")
     assert "of_a_later_version" in result.stderr and "alone describes the network" in result.stderr

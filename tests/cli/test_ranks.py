@@ -14,10 +14,9 @@ import time
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png,
-                         succeeds, write_shard)
+from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, change_checkpoint, fails,
+                         image_folder, png, succeeds, write_shard)
 from ranks import Ranks, children, free_port, run_ranks, succeed_on_ranks, torchrun
 
 PEER = 8
@@ -119,12 +118,13 @@ def test_an_evaluation_is_that_of_one_process(trained, trained_classifier, folde
 def test_a_confusion_matrix_of_nan_ends_every_process_with_the_same_status(trained_classifier, folder):
     run_folder, data = trained_classifier
     shutil.copytree(run_folder, folder / "damaged")
-    file = folder / "damaged/checkpoint.safetensors"
-    with safetensors.safe_open(file, "np") as opened:
-        metadata = opened.metadata()
-    tensors = {name: value * np.float32(np.nan) if value.ndim == 4 else value
-               for name, value in safetensors.numpy.load_file(file).items()}
-    safetensors.numpy.save_file(tensors, file, metadata)
+
+    def damage(tensors, _):
+        for value in tensors.values():
+            if value.ndim == 4:
+                value.fill(np.nan)
+
+    change_checkpoint(folder / "damaged/checkpoint.safetensors", damage)
     statuses, out, errors = run_ranks(2, "eval", folder / "damaged", "--data-root", data, "--eval-batch", "1", "--json", "--confusion",
                                       folder / "c.csv")
     assert statuses == [DIVERGED, DIVERGED], errors

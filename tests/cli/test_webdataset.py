@@ -58,6 +58,15 @@ def test_a_resumed_run_keeps_its_order(data, folder):
         fails(USAGE, "train", "--resume", "--output", folder / "run", flag, "2", says=[flag, "must stay"])
 
 
+def add_member(archive, name, contents=b"", link=None, kind=tarfile.SYMTYPE):
+    """link: the name that the member refers to, in place of contents."""
+    member = tarfile.TarInfo(name)
+    if link is not None:
+        member.type, member.linkname = kind, link
+    member.size = len(contents)
+    archive.addfile(member, io.BytesIO(contents))
+
+
 @pytest.mark.parametrize("linked", [("5.png",), ("5.cls",), ("5.png", "5.cls")])
 def test_an_example_that_is_a_link_is_a_fault_and_not_left_out(data, folder, linked):
     """GNU tar stores a file with several names once, and its other names as links."""
@@ -65,16 +74,11 @@ def test_an_example_that_is_a_link_is_a_fault_and_not_left_out(data, folder, lin
     path = data / "train-000001.tar"
     with tarfile.open(path, "w") as archive:
         for name, contents in members:
-            member = tarfile.TarInfo(name)
             if name in linked:
-                member.type, member.linkname = tarfile.LNKTYPE, name.replace("5", "0")
-                archive.addfile(member)
+                add_member(archive, name, link=name.replace("5", "0"), kind=tarfile.LNKTYPE)
             else:
-                member.size = len(contents)
-                archive.addfile(member, io.BytesIO(contents))
-        aside = tarfile.TarInfo("README")
-        aside.type, aside.linkname = tarfile.SYMTYPE, "0.cls"
-        archive.addfile(aside)
+                add_member(archive, name, contents)
+        add_member(archive, "README", link="0.cls")
     says = [path, f"link '{min(linked, key=lambda name: not name.endswith('png'))}'", "--hard-dereference"]
     command = ["train", *CLASSIFIER, "--data-root", data, "--train-split", "train-{000000..000002}.tar", "--max-steps", "1"]
     fails(DATA_ERROR, *command, "--output", folder / "run", says=says)
@@ -88,24 +92,18 @@ def test_an_example_that_is_a_link_is_a_fault_and_not_left_out(data, folder, lin
 
 def test_a_link_beside_the_file_is_no_second_image(data, folder):
     with tarfile.open(data / "train-000001.tar", "a") as archive:
-        for i, name in enumerate(("9.jpg", "9.png", "9.cls")):
-            member = tarfile.TarInfo(name)
-            contents = (b"", png(np.zeros((32, 40, 3))), b"0")[i]
-            if i == 0:
-                member.type, member.linkname = tarfile.SYMTYPE, "9.png"
-            member.size = len(contents)
-            archive.addfile(member, io.BytesIO(contents))
+        add_member(archive, "9.jpg", link="9.png")
+        add_member(archive, "9.png", png(np.zeros((32, 40, 3))))
+        add_member(archive, "9.cls", b"0")
     train(data, folder / "run", "--max-steps", "1")
 
 
 def test_a_link_of_another_name_does_not_part_an_example(data, folder):
     with tarfile.open(data / "train-000001.tar", "w") as archive:
-        for name, contents in (("9.png", png(np.zeros((32, 40, 3)))), ("notes", None), ("8.txt", None), ("9.cls", b"0")):
-            member = tarfile.TarInfo(name)
-            if contents is None:
-                member.type, member.linkname = tarfile.SYMTYPE, "9.png"
-            member.size = len(contents or b"")
-            archive.addfile(member, io.BytesIO(contents or b""))
+        add_member(archive, "9.png", png(np.zeros((32, 40, 3))))
+        add_member(archive, "notes", link="9.png")
+        add_member(archive, "8.txt", link="9.png")
+        add_member(archive, "9.cls", b"0")
     for _ in range(2):  # without an index, and with one
         train(data, folder / "run", "--max-steps", "1", "--overwrite")
 

@@ -14,30 +14,7 @@ from torch.nn import functional as F
 
 import palimpsest
 from palimpsest._convert import region, tracing, watch
-
-X = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-class Block(nn.Module):
-    """A convolution, a normalization and an activation, with a forward of the test's own."""
-
-    def __init__(self, forward=lambda m, x: m.body(x), **attributes):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.bn, self.act = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.SiLU()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self.register_buffer("center", torch.ones(4))
-        self.register_buffer("alpha", torch.ones(()))
-        self.function = forward
-        for name, value in attributes.items():
-            setattr(self, name, value)
-        self.double()
-
-    def body(self, x):
-        return self.act(self.bn(self.conv(x)))
-
-    def forward(self, x):
-        return self.function(self, x)
+from blocks import X, Block, assert_close, converted
 
 
 class Opaque(nn.Module):
@@ -46,10 +23,6 @@ class Opaque(nn.Module):
 
     def forward(self, x):
         return x * 2 if float(x.detach().sum()) < 1e9 else x
-
-
-def converted(model):
-    return palimpsest.convert(copy.deepcopy(model))
 
 
 def assert_draws_alike(*networks):
@@ -74,10 +47,6 @@ def layers_in(out):
 
 def is_converted(out):
     return any("Abn" in name for name in layers_in(out))
-
-
-def assert_close(a, b):
-    torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10)
 
 
 # ---- What a forward does while it is traced

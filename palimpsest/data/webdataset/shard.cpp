@@ -202,7 +202,8 @@ Shard examples_of(const fs::path& path, const Members& members, bool labels_pixe
     Group group;
     for (; i < members.list.size(); ++i) {
       const io::TarMember& member = members.list[i];
-      if (member.is_link && part_of(member.name) == Part::kNone) continue;  // even within an example
+      if (member.is_link && part_of(member.name) == Part::kNone)
+        continue;  // of no example, wherever it stands
       if (std::string_view(member.name).substr(0, key_length(member.name)) != key) break;
       group.add(member);
     }

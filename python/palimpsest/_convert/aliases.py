@@ -38,8 +38,8 @@ def _qualified(function):
 
 def _is_torchs(function):
     module = getattr(function, "__module__", None) or ""
-    return (function in (getattr, operator.getitem, collections.OrderedDict) or module in ("_operator", "math") or module.split(".")[0] == "torch"
-            or "_VariableFunctions" in getattr(function, "__qualname__", ""))
+    return (function in (getattr, operator.getitem, collections.OrderedDict) or module in ("_operator", "math")
+            or module.split(".")[0] == "torch" or "_VariableFunctions" in getattr(function, "__qualname__", ""))
 
 
 def writes_over(node, value, modules):

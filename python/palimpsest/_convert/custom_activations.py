@@ -4,7 +4,7 @@ import copy
 import torch
 from torch import nn
 
-from palimpsest._convert import layers, proof, tracing
+from palimpsest._convert import layers, proof, states
 
 # By how much a value or a derivative may differ. In f64, too, some modules compute in f32.
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -103,7 +103,7 @@ def modules_of(module, activations):
 def attributes_of(modules, activations):
     """(path, name) of the attributes of such modules: what a module computes may depend on them."""
     return {(path, name) for path, module in modules.items() if type(module) in activations
-            for name in vars(module).keys() - tracing.OF_EVERY_MODULE}
+            for name in vars(module).keys() - states.OF_EVERY_MODULE}
 
 
 def put_functions(graph, modules, activations):

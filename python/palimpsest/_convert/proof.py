@@ -56,16 +56,12 @@ def tensors_of(value, within=()):
     return [t for part in list(parts) for t in tensors_of(part, (*within, value))]
 
 
-# Objects of these packages (locks, loggers, process groups) are the program's, not the network's.
-_PACKAGES_OF_THE_PROGRAM = {*sys.stdlib_module_names, "torch", "numpy", "palimpsest"}
-
-
 def _table_of(value):
     """The dict, list or set that holds what a value consists of, or None."""
     kind = type(value)  # isinstance() would ask the object
     if issubclass(kind, (dict, list, set, collections.deque)):
         return value
-    is_program = str(kind.__module__).partition(".")[0] in _PACKAGES_OF_THE_PROGRAM
+    is_program = str(kind.__module__).partition(".")[0] in states.PACKAGES_OF_THE_PROGRAM
     if is_program and not issubclass(kind, (nn.Module, types.SimpleNamespace)):
         return None
     return states.attributes_of(value)

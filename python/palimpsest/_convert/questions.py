@@ -56,21 +56,30 @@ def _is_of_match(instruction):
     return instruction.opname in ("MATCH_SEQUENCE", "MATCH_MAPPING", "MATCH_CLASS", "MATCH_KEYS")
 
 
+def _comprehensions(code):
+    return [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name in _COMPREHENSIONS]
+
+
 def _asks(code):
-    comprehensions = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name in _COMPREHENSIONS]
+    """Whether a function compares by `is`, matches a pattern, or asks for a type, an attribute or whether it can call."""
     return any(_is_question(i) or _is_of_match(i) for i in dis.get_instructions(code)) \
-        or not {"type", "hasattr", "callable"}.isdisjoint(code.co_names) or any(map(_asks, comprehensions))
+        or not {"type", "hasattr", "callable"}.isdisjoint(code.co_names) or any(map(_asks, _comprehensions(code)))
 
 
 def _may_ask(code):
     """Whether a function calls getattr, which asks if it has a default, or catches errors, which may tell what a value lacks."""
-    comprehensions = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name in _COMPREHENSIONS]
-    return "getattr" in code.co_names or any(map(_catches, dis.get_instructions(code))) or any(map(_may_ask, comprehensions))
+    return "getattr" in code.co_names or any(map(_catches, dis.get_instructions(code))) \
+        or any(map(_may_ask, _comprehensions(code)))
+
+
+def _instructions(code):
+    """The instructions that do something."""
+    return [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN", "PUSH_NULL")]
 
 
 def _given_to_getattr(code):
     """The variables whose attributes code without source may ask for with a default."""
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN", "PUSH_NULL")]
+    instructions = _instructions(code)
     names = set()
     for instruction, next_one in zip(instructions, instructions[1:]):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "getattr":
@@ -82,9 +91,10 @@ def _given_to_getattr(code):
 
 def _questions_in_bytecode(code):
     """_questions() of a lambda within an expression, and of code without source: it may be asked of more variables."""
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN")]
+    instructions = _instructions(code)
     of_none, of_part = set(), set()
-    asks_for_types = any(map(_is_of_match, instructions)) or not {"type", "hasattr", "callable", "getattr"}.isdisjoint(code.co_names)
+    asks_for_types = any(map(_is_of_match, instructions)) \
+        or not {"type", "hasattr", "callable", "getattr"}.isdisjoint(code.co_names)
     of_any = set(code.co_varnames) if asks_for_types else set()
     for at, instruction in enumerate(instructions):
         if not _is_question(instruction):
@@ -138,6 +148,18 @@ def _bindings_out_of_sight(tree, name):
                 yield _UNKNOWN
 
 
+def _syntax(code):
+    """(syntax tree of a function, by how much its source is indented), or None if its source is not to be had."""
+    try:
+        source = inspect.getsource(code)
+        dedented = textwrap.dedent(source)
+        tree = ast.parse(dedented)
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return tree, (len(source) - len(source.lstrip())) - (len(dedented) - len(dedented.lstrip()))
+
+
+# Functions that give a text to a person: of Python, torch, logging, transformers and lightning.
 _SAYING = frozenset("""print _assert _check assert_ check warn warn_once warning warning_once rank_zero_warn debug debug_once
 info info_once rank_zero_info error exception critical log write""".split())
 
@@ -156,13 +178,13 @@ def _range(part):
 
 @functools.lru_cache(maxsize=4096)
 def _statements(code):
-    """(indentation of the source, parts of a function without statements within as (begin, end, whether it only says something)),
-    with places as (line, column)."""
-    try:
-        source = inspect.getsource(code)
-        tree = ast.parse(textwrap.dedent(source))
-    except (OSError, SyntaxError, ValueError):
-        return 0, ()
+    """(parts of a function that hold no statements, by how much its source is indented).
+
+    A part is (begin, end, whether it only says something), with places as (line, column) of the source without indentation."""
+    syntax = _syntax(code)
+    if syntax is None:
+        return (), 0
+    tree, indentation = syntax
     statements = [part for part in ast.walk(tree) if isinstance(part, ast.stmt)]
     heard = {id(name) for part in statements if _says(part) or isinstance(part, ast.Assert)
              for name in ast.walk(part.msg or part.test if isinstance(part, ast.Assert) else part)}
@@ -179,9 +201,7 @@ def _statements(code):
             # A text in a variable that is only read to say it.
             is_kept = isinstance(part, ast.Assign) and all(isinstance(t, ast.Name) and t.id not in unheard for t in part.targets)
             found.append((*_range(part), _says(part) or is_kept))
-    dedented = textwrap.dedent(source)
-    indentation = (len(source) - len(source.lstrip())) - (len(dedented) - len(dedented.lstrip()))
-    return indentation, tuple(found)
+    return tuple(found), indentation
 
 
 def _as_list(value):
@@ -190,7 +210,7 @@ def _as_list(value):
 
 def only_says(frame):
     """Whether what a function does now is an error, a check or a message: the text of a value is for a person to read."""
-    code, (indentation, statements) = frame.f_code, _statements(frame.f_code)
+    code, (statements, indentation) = frame.f_code, _statements(frame.f_code)
     first = last = frame.f_lineno
     begin = end = None
     if hasattr(code, "co_positions"):  # from Python 3.11 on
@@ -273,12 +293,12 @@ def _questions(code):
     asks = _asks(code)
     if not asks and not _may_ask(code):
         return None
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, SyntaxError, ValueError):
+    syntax = _syntax(code)
+    if syntax is None:
         of_none, of_any, of_part = _questions_in_bytecode(code) if asks else [frozenset()] * 3
         return of_none, of_any | _given_to_getattr(code), of_part, frozenset(), \
             frozenset(code.co_varnames if any(map(_catches, dis.get_instructions(code))) else ())
+    tree, _ = syntax
     of_none, of_any, of_part, of_chain = set(), set(), set(), set()
     for part in ast.walk(tree):
         if _is_call_of(part, "type", "hasattr", "callable") or _is_call_of(part, "getattr") and len(part.args) > 2:
@@ -295,7 +315,7 @@ def _questions(code):
                 of_part.add(_root(part.subject))
         elif isinstance(part, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in part.ops):
             values = [v for v in (part.left, *part.comparators) if not isinstance(v, ast.Constant)]
-            of_chain |= {(_chain(value), 1) for value in values}  # two parameters of modules are one if they were
+            of_chain |= {(_chain(value), 1) for value in values}  # one parameter has one stand-in, so that `is` tells two apart
             for value in values:
                 if isinstance(value, ast.Attribute) or _is_call_of(value, "getattr"):
                     of_any |= _names(value if isinstance(value, ast.Attribute) else value.args[0])

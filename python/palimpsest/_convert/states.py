@@ -9,9 +9,16 @@ import types
 import torch
 from torch import nn
 
+OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+#: objects of these packages (locks, loggers, process groups) are the program's, not the network's
+PACKAGES_OF_THE_PROGRAM = frozenset({*sys.stdlib_module_names, "torch", "numpy", "palimpsest"})
 _MOST_VALUES = 65536  # of an array of numpy, and of a container
-_DEPTH = 4
-_PACKAGES_OF_THE_PROGRAM = {*sys.stdlib_module_names, "torch", "numpy"}  # their objects are not looked into
+_DEPTH = 4  # of objects within objects
+
+
+def own_attributes(module):
+    """The attributes of a module that not every module has."""
+    return {k: v for k, v in module.__dict__.items() if k not in OF_EVERY_MODULE}
 
 
 def held_by(modules):
@@ -20,7 +27,7 @@ def held_by(modules):
     A list of (name of the attribute, state, function that gives the state, function that sets it or None)."""
     found = {}
     for module in modules:
-        attributes = [(k, v) for k, v in module.__dict__.items() if k not in ("_parameters", "_buffers", "_modules")]
+        attributes = list(own_attributes(module).items())
         for kind in type(module).__mro__[:-2]:
             if not kind.__module__.startswith("torch."):
                 attributes += [(k, v) for k, v in vars(kind).items() if not k.startswith("__")]
@@ -66,7 +73,7 @@ def _within(value, depth=_DEPTH):
         parts = [value.__self__]
     elif issubclass(kind, (list, tuple, dict, set, collections.deque)):
         parts = list(value.values() if issubclass(kind, dict) else value) if len(value) <= _MOST_VALUES else []
-    elif str(kind.__module__).partition(".")[0] in _PACKAGES_OF_THE_PROGRAM and kind is not types.SimpleNamespace:
+    elif str(kind.__module__).partition(".")[0] in PACKAGES_OF_THE_PROGRAM and kind is not types.SimpleNamespace:
         return
     else:
         parts = [*_slots_of(value).values(), *(attributes_of(value) or {}).values()]
@@ -148,7 +155,7 @@ def _functions_of(value):
                 lambda was: setattr(value.bit_generator, "state", copy.deepcopy(was.state))
         if issubclass(kind, numpy.random.RandomState):
             return lambda: _State(value.get_state(legacy=False)), lambda was: value.set_state(copy.deepcopy(was.state))
-    if not _slots_of(value) or str(kind.__module__).partition(".")[0] in _PACKAGES_OF_THE_PROGRAM:
+    if not _slots_of(value) or str(kind.__module__).partition(".")[0] in PACKAGES_OF_THE_PROGRAM:
         return None
 
     def set_slots(was):

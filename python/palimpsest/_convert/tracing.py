@@ -22,7 +22,6 @@ from palimpsest._convert import aliases, layers, questions, states
 
 FORWARD = "_palimpsest_forward"  #: the name of a converted module's own forward
 CONSTANTS = (bool, int, float, str, type(None))
-OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 lock = threading.RLock()  #: torch.fx changes nn.Module while it traces
 
 
@@ -257,7 +256,7 @@ class _OwnTensors(TorchFunctionMode):
     def __init__(self, tracer, modules):
         super().__init__()
         self._tracer = tracer
-        values = [v for m in modules for v in (*m._parameters.values(), *m._buffers.values(), *_own(m).values())]
+        values = [v for m in modules for v in (*m._parameters.values(), *m._buffers.values(), *states.own_attributes(m).values())]
         self._tensors = {id(t): t for t in aliases.leaves(values) if isinstance(t, torch.Tensor)}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -293,10 +292,6 @@ def _without_surroundings(tracer):
     finally:
         for (place, name), original in zip(places, originals):
             setattr(place, name, original)
-
-
-def _own(module):
-    return {k: v for k, v in module.__dict__.items() if k not in OF_EVERY_MODULE}
 
 
 def containers_of(value, depth=4):
@@ -336,7 +331,7 @@ def _state(modules):
         found.update({id(t): (k, t) for k, t in d.items() if k in ("_parameters", "_buffers", "_modules")})
         found[id(d)] = ("an attribute", d)
         classes.update({c: None for c in type(module).__mro__[:-2] if not c.__module__.startswith("torch.")})
-        for name, value in _own(module).items():
+        for name, value in states.own_attributes(module).items():
             found.update({id(c): (name, c) for c in containers_of(value)})
             attributes = states.attributes_of(value)
             if attributes is not None and not issubclass(type(value), (nn.Module, torch.Tensor, type, types.FunctionType,

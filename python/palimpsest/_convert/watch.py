@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import nn
 
-from palimpsest._convert import layers, tracing
+from palimpsest._convert import layers, states, tracing
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def recorded_reads(names):
         try:
             yield
         finally:
-            names -= tracing.OF_EVERY_MODULE
+            names -= states.OF_EVERY_MODULE
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ _OF_REGIONS_AND_REPLICAS = ("_palimpsest", "_is_replica", "_former_parameters")
 def _names_read(module, read):
     """The attributes of a module, beside those of every module, that a plan may depend on."""
     kind = type(module)
-    names = [k for k in module.__dict__ if k not in tracing.OF_EVERY_MODULE and (k in read or _is_torchs(kind))]
+    names = [k for k in module.__dict__ if k not in states.OF_EVERY_MODULE and (k in read or _is_torchs(kind))]
     is_called = isinstance(module, nn.modules.dropout._DropoutNd)  # reads its rate when it runs
     names = [k for k in names if k not in module.__dict__.get("_former_parameters", ())]
     return [k for k in names if not k.startswith(_OF_REGIONS_AND_REPLICAS) and not (is_called and k == "p")]
